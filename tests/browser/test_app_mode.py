@@ -11,7 +11,9 @@ _APPS = [path for path in repository.WORKFLOWS if "linearData" in workflow.load(
 _SWITCH = "async () => { await app.extensionManager.command.execute('Comfy.ToggleLinear') }"
 
 
-_NEWEST = pytest.mark.parametrize("canvas", [canvas_page.KINDS["newest-nodes2"]], indirect=True, scope="module")
+_NEWEST = pytest.mark.parametrize(
+    "canvas", [canvas_page.KINDS["newest-nodes2"]], indirect=True, scope="module"
+)
 
 
 @pytest.fixture
@@ -38,7 +40,9 @@ def test_an_app_shows_its_inputs_and_no_others(switched, path):
     shown = page.get_by_test_id("app-mode-widget-item")
     expect(shown).to_have_count(len(app["inputs"]))
     keys = [element.get_attribute("data-widget-key") for element in shown.all()]
-    assert [key.split(":")[1:] for key in keys] == [[str(node), widget] for node, widget in app["inputs"]]
+    assert [key.split(":")[1:] for key in keys] == [
+        [str(node), widget] for node, widget in app["inputs"]
+    ]
 
 
 def test_there_are_three_apps():
@@ -56,5 +60,7 @@ def test_a_slider_of_the_app_changes_the_edit(canvas, switched):
     expect(slider).to_be_visible()
     slider.focus()
     slider.press("Home")
-    edits = next(entry for entry in canvas.prompt().values() if entry["class_type"] == "GBX_W2WEdit")["inputs"]["edits"]
+    edits = next(
+        entry for entry in canvas.prompt().values() if entry["class_type"] == "GBX_W2WEdit"
+    )["inputs"]["edits"]
     assert edits.startswith("beard: ") and edits != "beard: 1"

@@ -1,4 +1,6 @@
-"""The sliders of Mix Steering Directions on a real canvas: the panel of W2W Edit, with the names of the directions."""
+"""The sliders of Mix Steering Directions on a real canvas: the panel of W2W Edit, with the names of
+the directions.
+"""
 
 import canvas_page
 import pytest
@@ -30,7 +32,9 @@ def _describe(w):
         return w.add(_PROMPTS, **given, **_SETTINGS)[0]
 
     hair, smile = (w.subgraph(name, inside, **given, name=name) for name in ("pink hair", "smile"))
-    file, _ = w.add("GBX_LoadSteeringDirection", file=w.add("GBX_SaveSteeringDirection", direction=smile))
+    file, _ = w.add(
+        "GBX_LoadSteeringDirection", file=w.add("GBX_SaveSteeringDirection", direction=smile)
+    )
     directions = {"direction_1": skin, "direction_2": hair, "direction_3": file}
     _, report = w.add(_NODE, edits="black skin: 0.5", **directions)
     w.add("PreviewAny", source=report)
@@ -53,7 +57,9 @@ def test_names_come_from_the_nodes_before(canvas, sliders):
     """Of a node, of one inside a subgraph, and not yet of a file."""
     expect(_number(sliders, "black skin")).to_have_value("0.5")
     expect(_number(sliders, "pink hair")).to_have_value("0")
-    expect(sliders.get_by_role("status")).to_have_text("The names of the directions show after a run.")
+    expect(sliders.get_by_role("status")).to_have_text(
+        "The names of the directions show after a run."
+    )
     canvas.set(_PROMPTS, "name", "")
     sliders.hover()
     expect(_number(sliders, "direction_1")).to_have_value("0")
@@ -63,7 +69,12 @@ def test_a_number_is_written_to_the_text(canvas, sliders):
     _number(sliders, "pink hair").fill("-0.25")
     _number(sliders, "pink hair").press("Tab")
     edits = "black skin: 0.5, pink hair: -0.25"
-    assert next(one["inputs"]["edits"] for one in canvas.prompt().values() if one["class_type"] == _NODE) == edits
+    assert (
+        next(
+            one["inputs"]["edits"] for one in canvas.prompt().values() if one["class_type"] == _NODE
+        )
+        == edits
+    )
     sliders.get_by_role("button", name="Reset", exact=True).click()
     assert canvas.value(_NODE, "edits") == ""
 
@@ -81,7 +92,9 @@ def test_live_queues_a_moved_slider(canvas, sliders):
 def test_the_name_of_a_file_shows_after_a_run(canvas, sliders):
     canvas.run()
     expect(_number(sliders, "smile")).to_be_enabled()
-    expect(sliders.get_by_role("status")).to_contain_text("1 of 3 in use; 1 is the direction as it was computed")
+    expect(sliders.get_by_role("status")).to_contain_text(
+        "1 of 3 in use; 1 is the direction as it was computed"
+    )
     canvas.set(_NODE, "edits", "smiles: 1")
     expect(sliders.get_by_role("status")).to_have_text("No direction is named 'smiles'.")
     assert canvas.errors == []

@@ -14,7 +14,8 @@ from tools.workflows.canvas import make
 pytestmark = canvas_page.EACH_RENDERER
 
 _NODE = "GBX_W2WEdit"
-# Where the middle of each thumb is at zero, in pixels of the page; a thumb is 12 wide at a zoom of 1.
+# Where the middle of each thumb is at zero, in pixels of the page; a thumb is 12 wide at a zoom of
+# 1.
 _ZEROS = """sliders => sliders.map(slider => {
     const { left, width } = slider.getBoundingClientRect()
     const { scale } = app.canvas.ds
@@ -26,6 +27,16 @@ _LABELS = 13
 _SEEDS = itertools.count(100)
 _QUESTION = "**/glassbox/space?*"
 _QUEUING = re.compile("/(prompt|queue)$")
+_INTERRUPT = re.compile("/interrupt$")
+# Where panel and text begin, and how high the text is, in canvas units.
+_PLACES = """type => {
+    const node = app.graph.nodes.find(node => node.type === type)
+    const box = element => element.getBoundingClientRect()
+    const panel = box(document.querySelector(".glassbox-sliders"))
+    const text = box(document.querySelector("[data-node-id]:has(.glassbox-sliders) textarea")
+        ?? node.widgets.find(widget => widget.name === "edits").element)
+    return { panel: panel.top, text: text.top, lines: text.height / app.canvas.ds.scale }
+}"""
 _DRAG = """slider => {
     for (slider.value of [0.1, 0.2, 0.3]) slider.dispatchEvent(new Event("input"))
 }"""
@@ -35,11 +46,12 @@ _OFFSET = "() => [...app.canvas.ds.offset].map(length => length * app.canvas.ds.
 _TOUCHED = """type => {
     const node = LiteGraph.createNode(type)
     let touched = false
-    const element = node.widgets.at(-1).element
+    const element = node.widgets.find(({ name }) => name === "sliders").element
     Object.defineProperty(element, "isConnected", { get: () => (touched = true) })
     const change = () => {
         touched = false
-        window.comfyAPI.api.api.dispatchEvent(new CustomEvent("graphChanged", { detail: app.graph.serialize() }))
+        const detail = app.graph.serialize()
+        window.comfyAPI.api.api.dispatchEvent(new CustomEvent("graphChanged", { detail }))
         return touched
     }
     const alone = change()
@@ -50,7 +62,8 @@ _TOUCHED = """type => {
 }"""
 
 # What Preview as Text shows.
-_SHOWN = """() => JSON.stringify(Object.values(app.nodeOutputs ?? {}).map((output) => output.text ?? ""))"""
+_SHOWN = """() => JSON.stringify(
+    Object.values(app.nodeOutputs ?? {}).map((output) => output.text ?? ""))"""
 
 _WITHOUT_POINT = """type => {
   const node = app.graph.nodes.find((node) => node.type === type);
@@ -79,7 +92,9 @@ def sliders(canvas, object_info):
 
 
 def _row(panel, name: str):
-    return panel.locator(".glassbox-row", has=panel.page.get_by_label(f"Strength of {name}", exact=True))
+    return panel.locator(
+        ".glassbox-row", has=panel.page.get_by_label(f"Strength of {name}", exact=True)
+    )
 
 
 def _number(panel, name: str):
@@ -87,7 +102,11 @@ def _number(panel, name: str):
 
 
 def _queued(canvas) -> str:
-    return next(entry["inputs"]["edits"] for entry in canvas.prompt().values() if entry["class_type"] == _NODE)
+    return next(
+        entry["inputs"]["edits"]
+        for entry in canvas.prompt().values()
+        if entry["class_type"] == _NODE
+    )
 
 
 def test_sliders_show_the_text(canvas, sliders):
@@ -113,7 +132,9 @@ def test_mouse_and_keyboard_change_the_text(canvas, sliders):
     dragged = re.fullmatch(r"beard: 0.5, bald: -0.25, moustache: (0\.\d+)", _queued(canvas))
     assert dragged and 0.4 < float(dragged[1]) < 0.6
     slider.press("ArrowRight")
-    assert _queued(canvas) == f"beard: 0.5, bald: -0.25, moustache: {float(dragged[1]) + 0.01:.2f}".rstrip("0")
+    assert _queued(
+        canvas
+    ) == f"beard: 0.5, bald: -0.25, moustache: {float(dragged[1]) + 0.01:.2f}".rstrip("0")
     slider.press("Home")
     _number(sliders, "bald").fill("0.125")
     _number(sliders, "bald").press("Tab")
@@ -156,9 +177,13 @@ def test_a_change_is_one_step_of_undo(canvas, sliders, way):
         canvas.pause()
         row.locator("input[type=number]").blur()
     else:
-        low, high = (float(row.locator("input[type=range]").get_attribute(end)) for end in ("min", "max"))
+        low, high = (
+            float(row.locator("input[type=range]").get_attribute(end)) for end in ("min", "max")
+        )
         target, below = (low, 300) if way == "dragged out of the row" else (0, 0)
-        ends = [box["x"] + 6 + (box["width"] - 12) * (one - low) / (high - low) for one in (0.5, target)]
+        ends = [
+            box["x"] + 6 + (box["width"] - 12) * (one - low) / (high - low) for one in (0.5, target)
+        ]
         page.mouse.move(ends[0], middle)
         page.mouse.down()
         for step in range(1, 9):
@@ -166,7 +191,9 @@ def test_a_change_is_one_step_of_undo(canvas, sliders, way):
             page.wait_for_timeout(60)
         page.mouse.up()
     canvas.pause()
-    assert "beard: 0.5," not in _queued(canvas) and ("beard" in _queued(canvas)) == (way != "dragged to 0")
+    assert "beard: 0.5," not in _queued(canvas) and ("beard" in _queued(canvas)) == (
+        way != "dragged to 0"
+    )
     assert page.evaluate(_STEPS) == before + 1
     canvas.undo()
     expect(_number(sliders, "beard")).to_have_value("0.5")
@@ -179,8 +206,12 @@ def test_saved_loaded_copied_undone(canvas, sliders, object_info):
     edits = "beard: 0.5, bald: -0.25, afro: 0.3"
     saved = canvas.saved()
     values = next(node["widgets_values"] for node in saved["nodes"] if node["type"] == _NODE)
-    fresh = next(node for node in make("edits", _describe, object_info)["nodes"] if node["type"] == _NODE)
-    assert values == [edits, *fresh["widgets_values"][1:]], "the panel has added a value to the file"
+    fresh = next(
+        node for node in make("edits", _describe, object_info)["nodes"] if node["type"] == _NODE
+    )
+    assert values == [edits, *fresh["widgets_values"][1:]], (
+        "the panel has added a value to the file"
+    )
     assert canvas.copied(_NODE) == values
     canvas.load(saved)
     assert _queued(canvas) == edits
@@ -219,7 +250,9 @@ def test_live_queues_the_last_of_many_changes(canvas, sliders):
             route.fulfill(json={})
         else:
             entries = request.post_data_json["prompt"].values()
-            queued.append(next(entry["inputs"]["edits"] for entry in entries if entry["class_type"] == _NODE))
+            queued.append(
+                next(entry["inputs"]["edits"] for entry in entries if entry["class_type"] == _NODE)
+            )
             route.fulfill(json={"prompt_id": f"live {len(queued)}", "number": 0, "node_errors": {}})
 
     canvas.page.route(_QUEUING, answered)
@@ -235,6 +268,113 @@ def test_live_queues_the_last_of_many_changes(canvas, sliders):
     assert canceled == [{"delete": ["live 1"]}]
 
 
+def test_live_follows_typing_undo_and_redo_one_job_at_a_time(canvas, sliders):
+    """Each newer job ends the one before: the server gets a request to stop it."""
+    queued, ended = [], []
+
+    def answered(route):
+        entries = route.request.post_data_json["prompt"].values()
+        queued.append(
+            next(entry["inputs"]["edits"] for entry in entries if entry["class_type"] == _NODE)
+        )
+        route.fulfill(json={"prompt_id": f"live {len(queued)}", "number": 0, "node_errors": {}})
+
+    def interrupted(route):
+        ended.append(route.request.post_data_json["prompt_id"])
+        route.fulfill(json={})
+
+    page = canvas.page
+    page.route(canvas_page.PROMPT, answered)
+    page.route(_INTERRUPT, interrupted)
+    try:
+        with page.expect_response(canvas_page.PROMPT):
+            sliders.get_by_label("Live").check()
+        canvas.pause()
+        for text in ("beard: 0.5, ba", "beard: 0.5, horns: 1"):  # half typed, and no direction
+            canvas.set(_NODE, "edits", text)
+            page.wait_for_timeout(1200)
+        assert len(queued) == 1
+        with page.expect_response(canvas_page.PROMPT):
+            canvas.set(_NODE, "edits", "beard: 0.25")
+        canvas.pause()
+        _number(sliders, "afro").fill("0.3")
+        with page.expect_response(canvas_page.PROMPT):
+            _number(sliders, "afro").press("Enter")
+        _number(sliders, "afro").blur()
+        canvas.pause()
+        with page.expect_response(canvas_page.PROMPT):
+            canvas.undo()
+        canvas.pause()
+        with page.expect_response(canvas_page.PROMPT):
+            page.locator("body").press("Control+y")
+        page.wait_for_timeout(1500)
+    finally:
+        page.unroute(canvas_page.PROMPT)
+        page.unroute(_INTERRUPT)
+    assert queued == [
+        "beard: 0.5, bald: -0.25",
+        "beard: 0.25",
+        "beard: 0.25, afro: 0.3",
+        "beard: 0.5, bald: -0.25",  # a text that a script has set is no step of its own
+        "beard: 0.25, afro: 0.3",
+    ]
+    # The first job ends that of an earlier test, if there was any.
+    assert ended[-4:] == ["live 1", "live 2", "live 3", "live 4"]
+
+
+@pytest.mark.parametrize("moment", ["quiet", "drawn again", "changed"])
+def test_live_queues_nothing_when_a_workflow_is_opened(canvas, sliders, moment):
+    """Nor when the panel of the workflow before has just been drawn or changed."""
+    with canvas.queued(_NODE, "edits") as queued:
+        with canvas.page.expect_response(canvas_page.PROMPT):
+            sliders.get_by_label("Live").check()
+        canvas.page.wait_for_timeout(1500)
+        saved = canvas.saved()
+        node = next(node for node in saved["nodes"] if node["type"] == _NODE)
+        node["widgets_values"][0] = "beard: 1"
+        if moment == "drawn again":
+            sliders.dispatch_event("pointerenter")
+            canvas.page.wait_for_timeout(50)
+        if moment == "changed":
+            _number(sliders, "afro").fill("0.3")
+            _number(sliders, "afro").press("Enter")
+        canvas.load(saved)
+        canvas.page.wait_for_timeout(1500)
+    assert queued == ["beard: 0.5, bald: -0.25"]
+
+
+def test_names_in_any_case_blanks_and_values_beyond_the_range(canvas, sliders):
+    canvas.set(_NODE, "edits", "Beard 0.5, AFRO = -0.25")
+    expect(sliders.locator(".glassbox-row")).to_have_count(_LABELS)
+    expect(_number(sliders, "beard")).to_have_value("0.5")
+    expect(_number(sliders, "afro")).to_have_value("-0.25")
+    _number(sliders, "beard").fill("0.75")
+    _number(sliders, "beard").press("Enter")
+    assert _queued(canvas) == "beard: 0.75, AFRO = -0.25"
+    canvas.set(_NODE, "edits", "PC 1: 100")
+    expect(sliders.get_by_role("status")).to_contain_text("'PC 1' is beyond its range, -3 to 3")
+
+
+def test_dust_is_no_edit(canvas, sliders):
+    slider = _row(sliders, "moustache").locator("input[type=range]")
+    slider.evaluate(
+        """slider => {
+            for (slider.value of [0.6, 0]) slider.dispatchEvent(new Event("input"))
+            slider.dispatchEvent(new Event("change"))
+        }"""
+    )
+    assert _queued(canvas) == "beard: 0.5, bald: -0.25"
+    _number(sliders, "moustache").fill("-1e-16")
+    _number(sliders, "moustache").press("Enter")
+    assert _queued(canvas) == "beard: 0.5, bald: -0.25"
+
+
+def test_the_panel_stands_above_a_text_of_two_lines(canvas, sliders):
+    heights = canvas.page.evaluate(_PLACES, _NODE)
+    assert heights["panel"] < heights["text"]
+    assert 30 < heights["lines"] < 60
+
+
 def test_a_component_has_a_slider_while_the_text_names_it(canvas, sliders):
     canvas.set(_NODE, "edits", "pc 2: 1.5")
     expect(_number(sliders, "pc 2")).to_have_value("1.5")
@@ -245,7 +385,9 @@ def test_a_component_has_a_slider_while_the_text_names_it(canvas, sliders):
 
 
 def test_without_a_space_the_edits_stay(canvas, sliders):
-    canvas.page.mouse.move(1, 1)  # after the test before it may be inside the panel, which it then could not enter
+    canvas.page.mouse.move(
+        1, 1
+    )  # after the test before it may be inside the panel, which it then could not enter
     canvas.pause()
     canvas.page.evaluate(_WITHOUT_POINT, _NODE)
     sliders.hover()
@@ -278,7 +420,14 @@ def test_a_direction_that_is_noise_is_off_until_a_number_is_typed(canvas, object
         found = route.fetch().json()
         about = "accuracy 0.51 (majority 0.52), reliability 0.03"
         found["directions"] = [
-            {"name": name, "low": -1.0, "high": 1.0, "raw": 1.0, "noise": name == "afro", "about": about}
+            {
+                "name": name,
+                "low": -1.0,
+                "high": 1.0,
+                "raw": 1.0,
+                "noise": name == "afro",
+                "about": about,
+            }
             for name in ("afro", "moustache")
         ]
         route.fulfill(json=found)
@@ -289,12 +438,22 @@ def test_a_direction_that_is_noise_is_off_until_a_number_is_typed(canvas, object
         canvas.page.locator("body").press("r")  # earlier answers are forgotten
         canvas.look_at(_NODE)
         panel = canvas.page.locator(".glassbox-sliders")
-        noise, good = (_row(panel, name).locator("input[type=range]") for name in ("afro", "moustache"))
+        noise, good = (
+            _row(panel, name).locator("input[type=range]") for name in ("afro", "moustache")
+        )
         expect(noise).to_be_disabled()
         expect(good).to_be_enabled()
-        expect(panel.get_by_text("afro (noise)")).to_have_attribute("title", re.compile("reliability 0.03"))
+        before = canvas.value(_NODE, "edits")
+        box = noise.bounding_box()
+        canvas.page.mouse.click(box["x"] + box["width"] * 0.7, box["y"] + box["height"] / 2)
+        assert canvas.value(_NODE, "edits") == before
+        expect(panel.get_by_text("afro (noise)")).to_have_attribute(
+            "title", re.compile("reliability 0.03")
+        )
         panel.get_by_role("button", name="Randomize").click()
-        assert "afro" not in canvas.value(_NODE, "edits") and "moustache" in canvas.value(_NODE, "edits")
+        assert "afro" not in canvas.value(_NODE, "edits") and "moustache" in canvas.value(
+            _NODE, "edits"
+        )
         _number(panel, "afro").fill("0.4")
         _number(panel, "afro").press("Enter")
         expect(noise).to_be_enabled()
@@ -351,16 +510,22 @@ def test_ranges_are_the_members_after_a_run(canvas, sliders):
     canvas.run()
     slider = _row(sliders, "beard").locator("input[type=range]")
     expect(slider).not_to_have_attribute("min", "-1")
-    assert float(slider.get_attribute("min")) <= 0 and float(slider.get_attribute("max")) == pytest.approx(1)
+    assert float(slider.get_attribute("min")) <= 0 and float(
+        slider.get_attribute("max")
+    ) == pytest.approx(1)
     zeros = sliders.locator(".glassbox-slider").evaluate_all(_ZEROS)
-    assert len(zeros) == _LABELS and max(zeros) - min(zeros) < 1, "zero is not at the same place on every slider"
+    assert len(zeros) == _LABELS and max(zeros) - min(zeros) < 1, (
+        "zero is not at the same place on every slider"
+    )
     canvas.set(_NODE, "units", "raw")
     expect(slider).not_to_have_attribute("max", "1")
     assert canvas.errors == []
 
 
 def test_in_a_subgraph_they_write_what_its_node_holds(canvas, sliders):
-    """The text belongs to the subgraph's node, the space comes from before it, and the ranges from the run."""
+    """The text belongs to the subgraph's node, the space comes from before it, and the ranges from
+    the run.
+    """
     place = canvas.into_subgraph(_NODE, promoted="edits")
     expect(_number(sliders, "beard")).to_have_value("0.5")
     _number(sliders, "beard").fill("0.75")
@@ -385,9 +550,15 @@ def test_directions_of_an_imported_release_show_after_a_run(canvas, request, obj
     """Not those of space_name, which W2W Load Space passes over where it imports."""
     server = request.getfixturevalue(request.node.callspec.params["canvas"][0])
     folder = server.base / "input" / "release of the sliders"
-    projections = release.write(folder, members.LAYERS, count=20, components=8, known=6)["proj_1000pc"]
+    projections = release.write(folder, members.LAYERS, count=20, components=8, known=6)[
+        "proj_1000pc"
+    ]
     release.write_labels(folder, projections, ["Chubby", "Young"])
-    given = {"space_name": _SPACE, "release_folder": folder.name, "filename": "imported for the sliders"}
+    given = {
+        "space_name": _SPACE,
+        "release_folder": folder.name,
+        "filename": "imported for the sliders",
+    }
 
     def describe(w):
         w.note("Edits", "One.", "Two.", "Three.")
@@ -400,7 +571,9 @@ def test_directions_of_an_imported_release_show_after_a_run(canvas, request, obj
     canvas.load(make("import", describe, object_info))
     canvas.look_at(_NODE)
     panel = canvas.page.locator(".glassbox-sliders")
-    expect(panel.get_by_role("status")).to_contain_text("The directions show when the space is known")
+    expect(panel.get_by_role("status")).to_contain_text(
+        "The directions show when the space is known"
+    )
     expect(panel.locator(".glassbox-row")).to_have_count(0)
     canvas.run()
     expect(panel.locator(".glassbox-name")).to_contain_text(["Chubby", "Young"])

@@ -46,15 +46,19 @@ _STATE = """type => {
 _DROP = """bytes => {
     const data = new DataTransfer()
     data.items.add(new File([new Uint8Array(bytes)], "output.png", { type: "image/png" }))
-    app.canvas.canvas.dispatchEvent(new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }))
+    app.canvas.canvas.dispatchEvent(
+        new DragEvent("drop", { dataTransfer: data, bubbles: true, cancelable: true }))
 }"""
 
-# Of each node that shows an image: how wide it is on the page, 0 for none, and how far it reaches beyond the page.
-_SHOWN = """() => app.graph.nodes.filter(({ type }) => ["SaveImage", "PreviewImage"].includes(type)).map(node => {
+# Of each node that shows an image: how wide it is on the page, 0 for none, and how far it reaches
+# beyond the page.
+_SHOWN = """() => app.graph.nodes.filter(
+    ({ type }) => ["SaveImage", "PreviewImage"].includes(type)).map(node => {
     const { scale, offset } = app.canvas.ds
     const { left, top } = app.canvas.canvas.getBoundingClientRect()
     const element = LiteGraph.vueNodesMode && document.querySelector(`[data-node-id="${node.id}"]`)
-    const image = element ? [...element.querySelectorAll("img")].find(one => one.naturalWidth) : node.imgs?.[0]
+    const image = element
+        ? [...element.querySelectorAll("img")].find(one => one.naturalWidth) : node.imgs?.[0]
     const box = element ? image?.getBoundingClientRect() : {
         width: node.size[0] * scale,
         right: left + (node.pos[0] + node.size[0] + offset[0]) * scale,
@@ -89,13 +93,23 @@ def test_bypass_copy_move_subgraph_and_undo(canvas, name):
         canvas.pause()
         return canvas.page.evaluate(_STATE, type_)
 
+    def undone() -> list:
+        """The state after Ctrl+Z, for which a busy machine takes longer than a pause."""
+        state = press("Control+z")
+        for _ in range(20):
+            if state == start:
+                break
+            canvas.pause()
+            state = canvas.page.evaluate(_STATE, type_)
+        return state
+
     _click_title(canvas, type_)
     assert press("Control+b") == [1, _BYPASSED, start[2]]
     assert press("Control+b") == start
     press("Control+c")
     canvas.page.mouse.move(*_BESIDE)
     assert press("Control+v")[0] == 2
-    assert press("Control+z") == start
+    assert undone() == start
     x, y = canvas.page.evaluate(_TITLE, type_)
     canvas.page.mouse.move(x, y)
     canvas.page.mouse.down()
@@ -103,12 +117,13 @@ def test_bypass_copy_move_subgraph_and_undo(canvas, name):
     canvas.page.mouse.up()
     canvas.pause()
     assert canvas.page.evaluate(_STATE, type_)[2] != start[2]
-    assert press("Control+z") == start
+    assert undone() == start
     _click_title(canvas, type_)
     press("Control+Shift+e")
+    canvas.pause()  # until the canvas has noted it for its undo
     assert canvas.page.evaluate(_STATE, type_)[0] == 0
     assert Counter(map(_class, canvas.prompt().values())) == Counter(map(_class, prompt.values()))
-    assert press("Control+z") == start
+    assert undone() == start
     assert canvas.prompt() == prompt
     assert canvas.errors == []
 
@@ -122,7 +137,9 @@ def test_saved_loaded_and_dropped_as_an_image(canvas, name):
     assert canvas.prompt() == prompt
     canvas.load(workflow.load(repository.named("demo_world_image_to_image")))
     canvas.page.evaluate(_DROP, list(_image_of(saved, prompt)))
-    canvas.page.wait_for_function("type => app.graph.nodes.some(node => node.type === type)", arg=_TEN[name])
+    canvas.page.wait_for_function(
+        "type => app.graph.nodes.some(node => node.type === type)", arg=_TEN[name]
+    )
     canvas.pause()
     assert canvas.prompt() == prompt
     assert canvas.errors == []
@@ -154,7 +171,9 @@ def test_canceled_by_its_button_and_run_again(canvas):
     expect(cancel).to_be_disabled()
     assert "execution_interrupted" in canvas.page.evaluate(_LAST)
     run.first.click()
-    canvas.page.wait_for_function(f"() => ({_SHOWN})().every(([width]) => width)", timeout=1000 * _RUN_SECONDS)
+    canvas.page.wait_for_function(
+        f"() => ({_SHOWN})().every(([width]) => width)", timeout=1000 * _RUN_SECONDS
+    )
     assert "execution_success" in canvas.page.evaluate(_LAST)
     assert canvas.errors == []
 

@@ -1,4 +1,6 @@
-"""The network map of Layer Activation Tap and Activation Catalog on a real canvas, used as a person would."""
+"""The network map of Layer Activation Tap and Activation Catalog on a real canvas, used as a person
+would.
+"""
 
 import itertools
 
@@ -22,14 +24,16 @@ _EXECUTED = """([type, output]) => {
 # Counts from here on how often the text of IDs is written, and how often a box is.
 _COUNT = """type => {
     window.counted = [0, 0]
-    const widget = app.graph.nodes.find(node => node.type === type).widgets.find(({ name }) => name === "ids")
+    const { widgets } = app.graph.nodes.find(node => node.type === type)
+    const widget = widgets.find(({ name }) => name === "ids")
     const { callback } = widget
     widget.callback = function () {
         window.counted[0]++
         return callback?.apply(this, arguments)
     }
     new MutationObserver(changes => { window.counted[1] += changes.length }).observe(
-        document.querySelector(".glassbox-net"), { subtree: true, attributeFilter: ["aria-selected"] })
+        document.querySelector(".glassbox-net"),
+        { subtree: true, attributeFilter: ["aria-selected"] })
 }"""
 
 
@@ -64,7 +68,9 @@ def _ids(network) -> list[str]:
 
 
 def _queued(canvas) -> tuple[str, list[str]]:
-    inputs = next(entry["inputs"] for entry in canvas.prompt().values() if entry["class_type"] == _NODE)
+    inputs = next(
+        entry["inputs"] for entry in canvas.prompt().values() if entry["class_type"] == _NODE
+    )
     return inputs["preset"], inputs["ids"].split()
 
 
@@ -121,14 +127,19 @@ def test_keyboard_selects_blocks(canvas, network):
     press = canvas.page.keyboard.press
     for key in ("ArrowDown", "ArrowRight", " ", "Shift+ArrowRight", "End", "Enter"):
         press(key)
-    assert _queued(canvas)[1][:2] == ["down-level0-repeat0-res-out", "down-level0-repeat0-vit-block0-self-q"]
+    assert _queued(canvas)[1][:2] == [
+        "down-level0-repeat0-res-out",
+        "down-level0-repeat0-vit-block0-self-q",
+    ]
     assert _queued(canvas)[1][-1] == "attn-mean"
     press("Delete")
     assert _NODE in [node["type"] for node in canvas.saved()["nodes"]]
 
 
 def test_saved_loaded_copied_undone(canvas, network, object_info):
-    fresh = next(node for node in make("map", _describe, object_info)["nodes"] if node["type"] == _NODE)
+    fresh = next(
+        node for node in make("map", _describe, object_info)["nodes"] if node["type"] == _NODE
+    )
     canvas.set(_NODE, "preset", _LIST)
     _box(network, "mid-repeat0-res-out").click()
     saved = canvas.saved()
@@ -159,7 +170,10 @@ def test_a_transformer_is_drawn_as_its_blocks(canvas, network):
     outline = {
         "architecture": None,
         "activations": [[id_, 128, 2, ""] for id_ in ids],
-        "groups": [{"place": "vit-block0", "members": [0, 1]}, {"place": "vit-block1", "members": [2]}],
+        "groups": [
+            {"place": "vit-block0", "members": [0, 1]},
+            {"place": "vit-block1", "members": [2]},
+        ],
         "presets": {"recommended": [2], "paper_pool": "The paper has no pool for this network."},
     }
     canvas.page.evaluate(_EXECUTED, [_NODE, {"glassbox_network": [outline]}])
@@ -192,7 +206,11 @@ def test_a_thousand_boxes_are_written_once_each(canvas, network):
         clicked.click()
         expect(_chosen(network)).to_have_count(chosen)
         counts.append(canvas.page.evaluate("() => window.counted.splice(0, 2, 0, 0)"))
-    assert counts == [[2, 1], [2, _MANY - 1], [2, _MANY]]  # the front end calls back twice for a text
+    assert counts == [
+        [2, 1],
+        [2, _MANY - 1],
+        [2, _MANY],
+    ]  # the front end calls back twice for a text
     assert _queued(canvas) == (_LIST, [])
 
 

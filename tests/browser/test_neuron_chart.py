@@ -11,14 +11,21 @@ from tools.workflows.canvas import make
 pytestmark = canvas_page.EACH_RENDERER
 
 _NODE, _FILE = "GBX_NeuronMaskEdit", "chart_test_mask.json"
-_FIRST, _SECOND = (f"{place}.transformer_blocks.0.attn2.to_v" for place in ("input_blocks.1.1", "middle_block.1"))
+_FIRST, _SECOND = (
+    f"{place}.transformer_blocks.0.attn2.to_v" for place in ("input_blocks.1.1", "middle_block.1")
+)
 _Z = {_FIRST: {"3": 6.5, "5": -2.0, "20": 4.0}, _SECOND: {"1": 3.0, "7": 5.0}}
 _FILE_TEXT = {
     "format": "glassbox_neuron_mask",
     "format_version": 1,
     "layers": {path: dict.fromkeys(of, 0.0) for path, of in _Z.items()},
     "searches": [
-        {"prompt": "p", "converged": True, "neurons": {path: [*map(int, of)] for path, of in _Z.items()}, "z": _Z}
+        {
+            "prompt": "p",
+            "converged": True,
+            "neurons": {path: [*map(int, of)] for path, of in _Z.items()},
+            "z": _Z,
+        }
     ],
     "history": [],
     "fingerprint": {},
@@ -38,8 +45,14 @@ def _describe(w):
 @pytest.fixture
 def chart(canvas, object_info):
     """The chart of a node that has run."""
-    file = {"name": _FILE, "mimeType": "application/json", "buffer": json.dumps(_FILE_TEXT).encode()}
-    canvas.page.request.post(f"{canvas.url}/upload/image", multipart={"image": file, "overwrite": "true"})
+    file = {
+        "name": _FILE,
+        "mimeType": "application/json",
+        "buffer": json.dumps(_FILE_TEXT).encode(),
+    }
+    canvas.page.request.post(
+        f"{canvas.url}/upload/image", multipart={"image": file, "overwrite": "true"}
+    )
     canvas.load(make("mask", _describe, object_info))
     canvas.run()
     canvas.look_at(_NODE)
@@ -53,12 +66,17 @@ def _bar(chart, number: int):
 
 
 def _queued(canvas) -> tuple[str, str]:
-    inputs = next(entry["inputs"] for entry in canvas.prompt().values() if entry["class_type"] == _NODE)
+    inputs = next(
+        entry["inputs"] for entry in canvas.prompt().values() if entry["class_type"] == _NODE
+    )
     return inputs["operation"], inputs["neurons"]
 
 
 def test_chart_shows_the_mask(canvas, chart):
-    assert chart.locator(".glassbox-layer").all_inner_texts() == ["input_blocks.1.1 · 3", "middle_block.1 · 2"]
+    assert chart.locator(".glassbox-layer").all_inner_texts() == [
+        "input_blocks.1.1 · 3",
+        "middle_block.1 · 2",
+    ]
     _bar(chart, 3).hover()
     expect(chart.get_by_role("status")).to_have_text("input_blocks.1.1, neuron 3 · z 6.50")
     heights = [bar.bounding_box()["height"] for bar in chart.locator(".glassbox-bar-fill").all()]
@@ -68,10 +86,16 @@ def test_chart_shows_the_mask(canvas, chart):
 def test_after_a_run_it_shows_which_neurons_stay(canvas, chart):
     canvas.page.mouse.move(0, 0)
     canvas.set(_NODE, "count", 2)
-    expect(chart.get_by_role("status")).to_have_text("5 neurons come in; click one to leave it out.")
+    expect(chart.get_by_role("status")).to_have_text(
+        "5 neurons come in; click one to leave it out."
+    )
     canvas.run()
     expect(chart.get_by_role("status")).to_have_text("2 of 5 stay in the mask.")
-    on = [number for number in (3, 5, 20, 1, 7) if _bar(chart, number).get_attribute("aria-selected") == "true"]
+    on = [
+        number
+        for number in (3, 5, 20, 1, 7)
+        if _bar(chart, number).get_attribute("aria-selected") == "true"
+    ]
     assert on == [3, 7]
     _bar(chart, 20).click()
     assert _queued(canvas) == ("keep_named", "input_blocks.1.1 3, 20\nmiddle_block.1 7")
@@ -99,7 +123,9 @@ def test_mouse_and_keyboard_select_neurons(canvas, chart):
 
 
 def test_saved_loaded_copied_undone_and_run(canvas, chart, object_info):
-    fresh = next(node for node in make("mask", _describe, object_info)["nodes"] if node["type"] == _NODE)
+    fresh = next(
+        node for node in make("mask", _describe, object_info)["nodes"] if node["type"] == _NODE
+    )
     _bar(chart, 5).click()
     saved = canvas.saved()
     values = next(node["widgets_values"] for node in saved["nodes"] if node["type"] == _NODE)

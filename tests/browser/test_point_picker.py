@@ -50,7 +50,11 @@ def at(canvas, picker):
 
 
 def _queued(canvas) -> str:
-    return next(entry["inputs"]["points"] for entry in canvas.prompt().values() if entry["class_type"] == _NODE)
+    return next(
+        entry["inputs"]["points"]
+        for entry in canvas.prompt().values()
+        if entry["class_type"] == _NODE
+    )
 
 
 def _points(canvas) -> list[tuple[float, float]]:
@@ -78,7 +82,10 @@ def test_mouse_adds_and_moves_points(canvas, picker, at):
 def test_the_hint_fits_the_node(picker):
     status = picker.locator(".glassbox-status")
     expect(status).to_contain_text("double-click to remove.")
-    fits = "element => element.scrollHeight <= element.clientHeight && element.scrollWidth <= element.clientWidth"
+    fits = (
+        "element => element.scrollHeight <= element.clientHeight && element.scrollWidth <= "
+        "element.clientWidth"
+    )
     assert status.evaluate(fits)
 
 
@@ -119,12 +126,16 @@ def test_a_missing_image_is_named(canvas, object_info):
         model, clip, vae = w.add("GBX_LoadDemoModel")
         image, _ = w.add("LoadImage", image="absent.png")
         text = w.add("CLIPTextEncode", clip=clip, text="portrait")
-        tapped, _ = w.add("GBX_LayerActivationTap", model=model, positive=text, image=image, vae=vae)
+        tapped, _ = w.add(
+            "GBX_LayerActivationTap", model=model, positive=text, image=image, vae=vae
+        )
         w.add("PreviewImage", images=w.add(_NODE, activations=tapped, image=image)[0])
 
     canvas.load(make("points", describe, object_info))
     canvas.look_at(_NODE)
-    expect(canvas.page.locator(".glassbox-picker")).to_contain_text("There is no image 'absent.png'.")
+    expect(canvas.page.locator(".glassbox-picker")).to_contain_text(
+        "There is no image 'absent.png'."
+    )
 
 
 def test_in_a_subgraph_the_new_point_is_dragged(canvas, picker, at):

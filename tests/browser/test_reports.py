@@ -4,12 +4,13 @@ import pytest
 
 from tools.workflows.canvas import make
 
-# What a person reads in Preview Any: drawn Markdown or a text field. The classic renderer's widgets do not name
-# their node: those of all nodes are read.
+# What a person reads in Preview Any: drawn Markdown or a text field. The classic renderer's widgets
+# do not name their node: those of all nodes are read.
 _DRAWN = """id => {
     const inside = LiteGraph.vueNodesMode ? `[data-node-id="${id}"]` : ".dom-widget"
     return [...document.querySelectorAll(inside)].flatMap(element => {
-        const drawn = [...element.querySelectorAll(".tiptap, .comfy-markdown-content")].map(shown => shown.innerText)
+        const drawn = [...element.querySelectorAll(".tiptap, .comfy-markdown-content")]
+            .map(shown => shown.innerText)
         const fields = [...element.querySelectorAll("textarea")].map(field => field.value)
         return drawn.length ? drawn : fields
     })
@@ -44,4 +45,6 @@ def test_a_report_is_drawn_line_by_line_as_it_is_written(canvas, object_info, ma
     canvas.look_at("PreviewAny")
     (shown,) = [node["id"] for node in saved["nodes"] if node["type"] == "PreviewAny"]
     written = _lines(canvas.page.evaluate(_WRITTEN, shown))
-    assert len(written) > 1 and written in [_lines(text) for text in canvas.page.evaluate(_DRAWN, shown)]
+    assert len(written) > 1 and written in [
+        _lines(text) for text in canvas.page.evaluate(_DRAWN, shown)
+    ]

@@ -8,7 +8,9 @@ from tools.launcher import screenshots
 
 
 # The second one's photo is the user's own: no server has it.
-@pytest.mark.parametrize("workflow", ["sd15_noise_immiscible_stock_ksampler", "sdxl_weights_edit_photo"])
+@pytest.mark.parametrize(
+    "workflow", ["sd15_noise_immiscible_stock_ksampler", "sdxl_weights_edit_photo"]
+)
 @pytest.mark.usefixtures("browser")
 def test_both_renderers(server, workflow, tmp_path):
     with screenshots.Camera(tmp_path) as camera:
@@ -26,7 +28,8 @@ def test_both_renderers(server, workflow, tmp_path):
 _LATE = """() => {
     const listen = WebSocket.prototype.addEventListener
     WebSocket.prototype.addEventListener = function (type, act, ...options) {
-        const late = event => setTimeout(() => act.call(this, event), /"execut/.test(event.data) ? 3000 : 0)
+        const wait = event => /"execut/.test(event.data) ? 3000 : 0
+        const late = event => setTimeout(() => act.call(this, event), wait(event))
         listen.call(this, type, type === "message" ? late : act, ...options)
     }
 }"""
@@ -41,7 +44,10 @@ def test_a_run_of_a_moment_is_shown_with_its_images(browser, server, renderer, t
     opened.run()
     with Image.open(screenshots.whole(opened, tmp_path / "red.jpg")) as image:
         colors = image.convert("RGB").resize((64, 64), Image.Resampling.NEAREST).getcolors(4096)
-    assert sum(count for count, (red, green, blue) in colors if red > 200 and max(green, blue) < 60) > 64
+    assert (
+        sum(count for count, (red, green, blue) in colors if red > 200 and max(green, blue) < 60)
+        > 64
+    )
 
 
 def _red_square() -> dict:
@@ -53,7 +59,15 @@ def _red_square() -> dict:
     return {
         "nodes": [
             {"id": 1, "type": "EmptyImage", "pos": [0, 0], "order": 0, **made, **square, **sizes},
-            {"id": 2, "type": "PreviewImage", "pos": [320, 0], "order": 1, **shown, **preview, **sizes},
+            {
+                "id": 2,
+                "type": "PreviewImage",
+                "pos": [320, 0],
+                "order": 1,
+                **shown,
+                **preview,
+                **sizes,
+            },
         ],
         "links": [[1, 1, 0, 2, 0, "IMAGE"]],
         "groups": [],

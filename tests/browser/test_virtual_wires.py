@@ -1,5 +1,6 @@
-"""Panels whose source comes without a wire: by Set and Get nodes, or by a pack that connects inputs only when it "
-"queues."""
+"""Panels whose source comes without a wire: by Set and Get nodes, or by a pack that connects inputs
+only when it " "queues.
+"""
 
 import canvas_page
 import pytest
@@ -9,7 +10,8 @@ from tools.workflows.canvas import make
 
 pytestmark = canvas_page.EACH_RENDERER
 
-# As other packs make them: nodes that live on the canvas only, of which one says itself which link it hands on.
+# As other packs make them: nodes that live on the canvas only, of which one says itself which link
+# it hands on.
 _BY_SET_AND_GET = """([type, name]) => {
     const virtual = { isVirtualNode: true }
     class Set extends LiteGraph.LGraphNode {
@@ -17,14 +19,18 @@ _BY_SET_AND_GET = """([type, name]) => {
     }
     class Get extends LiteGraph.LGraphNode {
         constructor() { super("Get"); this.addOutput("value", "*"); Object.assign(this, virtual) }
-        getInputLink() { return super.getInputLink.call(this.graph.nodes.find(({ type }) => type === "other/Set"), 0) }
+        getInputLink() {
+            const set = this.graph.nodes.find(({ type }) => type === "other/Set")
+            return super.getInputLink.call(set, 0)
+        }
     }
     LiteGraph.registerNodeType("other/Set", Set)
     LiteGraph.registerNodeType("other/Get", Get)
     const node = app.graph.nodes.find(node => node.type === type)
     const slot = node.findInputSlot(name)
     const { origin_id, origin_slot } = node.getInputLink(slot)
-    const [set, get] = ["other/Set", "other/Get"].map(type => app.graph.add(LiteGraph.createNode(type)))
+    const [set, get] = ["other/Set", "other/Get"].map(
+        type => app.graph.add(LiteGraph.createNode(type)))
     app.graph.getNodeById(origin_id).connect(origin_slot, set, 0)
     node.disconnectInput(slot)
     get.connect(0, node, slot)
@@ -53,8 +59,22 @@ def _network(w):
 
 
 _PANELS = {
-    "sliders": (_edits, "GBX_W2WEdit", "point", ".glassbox-sliders", "avatars-v2-w2w", "connect a loader, or run once"),
-    "map": (_network, "GBX_ActivationCatalog", "model", ".glassbox-map", "the demo model", "Until the first run"),
+    "sliders": (
+        _edits,
+        "GBX_W2WEdit",
+        "point",
+        ".glassbox-sliders",
+        "avatars-v2-w2w",
+        "connect a loader, or run once",
+    ),
+    "map": (
+        _network,
+        "GBX_ActivationCatalog",
+        "model",
+        ".glassbox-map",
+        "the demo model",
+        "Until the first run",
+    ),
 }
 
 

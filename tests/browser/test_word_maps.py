@@ -48,7 +48,10 @@ def _ranked(panel) -> dict[str, float]:
 
 def test_a_place_ranks_the_words_and_a_word_shows_its_map(canvas, panel):
     whole = _ranked(panel)
-    assert set(whole) == {"portrait", "red", "hair", "blue", "hoodie"} and 0 < sum(whole.values()) < 100
+    assert (
+        set(whole) == {"portrait", "red", "hair", "blue", "hoodie"}
+        and 0 < sum(whole.values()) < 100
+    )
     image, heat = panel.locator(".glassbox-pair"), panel.locator("canvas")
     assert heat.evaluate(_HEAT)[2] == 0
     box = image.bounding_box()
@@ -88,10 +91,20 @@ def test_what_is_clicked_stays(canvas, panel):
     assert canvas.saved()["nodes"] and _NODE in [node["type"] for node in canvas.saved()["nodes"]]
 
 
-def test_each_image_of_a_batch_has_its_own_maps(panel):
-    image = panel.get_by_role("img")
-    before = image.get_attribute("src")
-    panel.get_by_role("combobox").select_option(index=1)
+def test_each_image_of_a_batch_has_its_own_maps(canvas, panel):
+    """A slider goes through them; the word and the place that were clicked stay."""
+    image, slider = panel.get_by_role("img"), panel.get_by_role("slider", name="Image 1")
+    panel.get_by_role("button", name="hoodie").click()
+    box = panel.locator(".glassbox-pair").bounding_box()
+    canvas.page.mouse.click(box["x"] + box["width"] / 2, box["y"] + 5)
+    canvas.page.mouse.move(5, 5)
+    before, first = image.get_attribute("src"), _ranked(panel)
+    slider.press("ArrowRight")
+    expect(panel.get_by_role("slider", name="Image 2")).to_have_value("1")
     expect(image).not_to_have_attribute("src", before)
-    panel.get_by_role("button", name="hoodie").hover()
+    assert _ranked(panel) != first
+    expect(panel.get_by_role("status")).to_have_text("Attention to each word at this place")
     assert panel.locator("canvas").evaluate(_HEAT)[2] > 150
+    panel.get_by_role("slider").press("ArrowLeft")
+    expect(image).to_have_attribute("src", before)
+    assert _ranked(panel) == first

@@ -31,6 +31,8 @@ def test_each_edit_of_the_text_has_a_slider(canvas, object_info):
     hair.press("Enter")
     entry = next(one for one in canvas.prompt().values() if one["class_type"] == _NODE)
     assert entry["inputs"]["edits"] == "brown hair -> red hair: 1.5, beard: -1"
-    expect(panel.get_by_role("status")).to_have_text("Words: 2 of 2 in use; 1 is the changed prompt")
+    expect(panel.get_by_role("status")).to_have_text(
+        "Words: 2 of 2 in use; 1 is the changed prompt"
+    )
     canvas.run()
     assert canvas.errors == []

@@ -1,4 +1,6 @@
-"""Jobs of `run.py batch` on the demo model: results are those of the queue, in any order and by any worker."""
+"""Jobs of `run.py batch` on the demo model: results are those of the queue, in any order and by any
+worker.
+"""
 
 import json
 import os
@@ -11,13 +13,26 @@ from PIL import Image
 from stand_in_engine import results
 
 _WORKFLOW = repository.named("demo_world_text_to_image")
-_LINES = ["portrait, light skin, bald", "portrait, brown skin, sunglasses", "portrait of nuvia karsk"]
+_LINES = [
+    "portrait, light skin, bald",
+    "portrait, brown skin, sunglasses",
+    "portrait of nuvia karsk",
+]
 
 
 def _batch(workflow, folder, comfyui, lines, *arguments):
     """Run a workflow over lines, in a process of its own; the folder of its results."""
     (folder / "list.txt").write_text("\n".join(lines))
-    given = [str(workflow), "--over", str(folder / "list.txt"), "--out", str(folder / "out"), "--cores", "1", "--cpu"]
+    given = [
+        str(workflow),
+        "--over",
+        str(folder / "list.txt"),
+        "--out",
+        str(folder / "out"),
+        "--cores",
+        "1",
+        "--cpu",
+    ]
     done = subprocess.run(
         [sys.executable, "-P", str(repository.ROOT / "run.py"), "batch", *given, *arguments],
         env={**os.environ, "GLASSBOX_COMFYUI": str(comfyui)},
@@ -32,7 +47,11 @@ def _batch(workflow, folder, comfyui, lines, *arguments):
 def _images(folder, comfyui, lines, *arguments):
     """The results of a short version of the first workflow over prompts."""
     folder.mkdir()
-    return results(_batch(_short(folder / "w.json"), folder, comfyui, lines, "--map", "Caption.value", *arguments))
+    return results(
+        _batch(
+            _short(folder / "w.json"), folder, comfyui, lines, "--map", "Caption.value", *arguments
+        )
+    )
 
 
 def _short(path):
@@ -75,18 +94,30 @@ kept = []
 for key, seed in ("a" * 64, "1"), ("b" * 64, "2"), ("c" * 64, "2"):
     worker.run(key, {"seed": seed})
     messages = dict(worker._engine._executor.status_messages)
-    kept.append(sorted({prompt[id_]["class_type"] for id_ in messages["execution_cached"]["nodes"]}))
+    cached = messages["execution_cached"]["nodes"]
+    kept.append(sorted({prompt[id_]["class_type"] for id_ in cached}))
 ports = [at for at in psutil.Process().net_connections() if at.status == psutil.CONN_LISTEN]
-print(json.dumps({"kept": kept, "ports": len(ports), "classes": sorted({n["class_type"] for n in prompt.values()})}))
+classes = sorted({n["class_type"] for n in prompt.values()})
+print(json.dumps({"kept": kept, "ports": len(ports), "classes": classes}))
 """
 
 
 @pytest.mark.slow
-def test_a_worker_keeps_what_does_not_change_writes_every_piece_and_opens_no_port(tmp_path, comfyui):
+def test_a_worker_keeps_what_does_not_change_writes_every_piece_and_opens_no_port(
+    tmp_path, comfyui
+):
     saved = _short(tmp_path / "w.json")
     (tmp_path / "out").mkdir()
     done = subprocess.run(
-        [sys.executable, "-P", "-c", _SCRIPT, str(repository.ROOT / "run.py"), str(saved), str(tmp_path / "out")],
+        [
+            sys.executable,
+            "-P",
+            "-c",
+            _SCRIPT,
+            str(repository.ROOT / "run.py"),
+            str(saved),
+            str(tmp_path / "out"),
+        ],
         env={**os.environ, "GLASSBOX_COMFYUI": str(comfyui)},
         text=True,
         stdout=subprocess.PIPE,
@@ -96,7 +127,9 @@ def test_a_worker_keeps_what_does_not_change_writes_every_piece_and_opens_no_por
     saving, sampling = {"SaveImage"}, {"KSampler", "VAEDecode"}
     first, another_seed, same_seed = map(set, found["kept"])
     assert not first
-    assert another_seed and not another_seed & (saving | sampling)  # the model and the text are kept
+    assert another_seed and not another_seed & (
+        saving | sampling
+    )  # the model and the text are kept
     assert same_seed == set(found["classes"]) - saving  # only the file is written again
     one, other, again = (
         [

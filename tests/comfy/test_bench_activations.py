@@ -1,4 +1,6 @@
-"""The benchmark of taps on a tiny network: the contenders keep the same features, and every number is there."""
+"""The benchmark of taps on a tiny network: the contenders keep the same features, and every number
+is there.
+"""
 
 import numpy as np
 import pytest
@@ -39,7 +41,11 @@ def test_hooks_and_tap_keep_the_same_features(tiny):
 
 def test_every_number_is_there(tiny):
     numbers = tiny[1]._network("tiny", 1)
-    (whole,) = (name.removeprefix("tiny, ").removesuffix(": kept") for name in numbers if name.endswith(": kept"))
+    (whole,) = (
+        name.removeprefix("tiny, ").removesuffix(": kept")
+        for name in numbers
+        if name.endswith(": kept")
+    )
     assert {name.removeprefix("tiny, ") for name in numbers} == {
         "plain evaluation",
         f"{whole} over plain",
@@ -77,7 +83,9 @@ def test_each_id_has_its_module_in_diffusers(app):
 
 
 def test_added_time_is_measured_in_alternation(tiny, monkeypatch):
-    """With a clock of our own: 100 ms for the plain evaluation, 3 more for the other, and a machine that slows down."""
+    """With a clock of our own: 100 ms for the plain evaluation, 3 more for the other, and a machine
+    that slows down.
+    """
     from benchmarks.activations import adding
 
     now, slower = [0.0], [0.0]
@@ -86,12 +94,19 @@ def test_added_time_is_measured_in_alternation(tiny, monkeypatch):
         slower[0] += 0.5
         now[0] += (milliseconds + slower[0]) / 1000
 
-    monkeypatch.setattr(adding, "time", type("", (), {"process_time": lambda: now[0], "perf_counter": lambda: now[0]}))
+    monkeypatch.setattr(
+        adding,
+        "time",
+        type("", (), {"process_time": lambda: now[0], "perf_counter": lambda: now[0]}),
+    )
     times = adding.rounds({"plain": lambda: takes(100), "tap": lambda: takes(103)}, 5)
     assert [len(one) for one in times.values()] == [5, 5]
     assert np.allclose(times["tap"] - times["plain"], 3)
     numbers = adding.added_numbers("tap", times["tap"], times["plain"], "of nothing")
-    assert numbers["tap: added"]["value"] == pytest.approx(3) and 0.02 < numbers["tap: fraction added"]["value"] < 0.03
+    assert (
+        numbers["tap: added"]["value"] == pytest.approx(3)
+        and 0.02 < numbers["tap: fraction added"]["value"] < 0.03
+    )
 
 
 def test_latents_are_measured_against_themselves(tiny, monkeypatch):
@@ -106,7 +121,9 @@ def test_latents_are_measured_against_themselves(tiny, monkeypatch):
 
 
 def test_live_bytes_are_counted():
-    """Storages that operations made, once each, as long as they live; not what was there before, nor views."""
+    """Storages that operations made, once each, as long as they live; not what was there before,
+    nor views.
+    """
     from benchmarks.activations import memory
 
     before = torch.ones(1000)
@@ -129,7 +146,10 @@ def test_a_tap_adds_at_most_what_it_keeps(tiny, monkeypatch):
     monkeypatch.setattr(memory, "_NETWORK", "tiny")
     monkeypatch.setattr(memory, "_PRESET", "all_features")
     monkeypatch.setattr(memory, "_SIDE", 16)
-    numbers = {name.rpartition(": ")[2]: number["value"] * 1e6 for name, number in memory.measure(True).items()}
+    numbers = {
+        name.rpartition(": ")[2]: number["value"] * 1e6
+        for name, number in memory.measure(True).items()
+    }
     bench = networks.Bench("tiny", 16)
     features = tapping.tap(bench, bench.chosen("all_features")).tensors.values()
     assert numbers["kept"] == pytest.approx(sum(feature.nbytes for feature in features), rel=1e-3)
@@ -140,17 +160,23 @@ def test_without_diffusers_one_sentence(tiny, monkeypatch):
     from benchmarks.activations import by_diffusers
 
     monkeypatch.setattr(by_diffusers.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(SystemExit, match="so taps cannot be measured against it: pip install diffusers"):
+    with pytest.raises(
+        SystemExit, match="so taps cannot be measured against it: pip install diffusers"
+    ):
         by_diffusers.measure(True)
 
 
 def test_diffusers_gives_the_same_features(tiny, monkeypatch):
-    pytest.importorskip("diffusers", reason="diffusers is not installed (requirements-dev.txt lists it)")
+    pytest.importorskip(
+        "diffusers", reason="diffusers is not installed (requirements-dev.txt lists it)"
+    )
     from benchmarks.activations import by_diffusers, networks
 
     monkeypatch.setitem(networks.NETWORKS, "thin", ("SD15", "sd15", {"model_channels": 32}, 16))
     numbers = by_diffusers.against("thin", 1)
-    (difference,) = (number["value"] for name, number in numbers.items() if "largest difference" in name)
+    (difference,) = (
+        number["value"] for name, number in numbers.items() if "largest difference" in name
+    )
     assert difference < 1e-4 and len(numbers) == 4
 
 
@@ -166,11 +192,26 @@ def test_traffic_counts_what_is_read_and_written():
 
 
 def test_steering_adds_less_than_a_percent(app):
-    """Counted on SD1.5 at 512 pixels; all sixteen transformers together move a little more than a percent of bytes."""
+    """Counted on SD1.5 at 512 pixels; all sixteen transformers together move a little more than a
+    percent of bytes.
+    """
     from benchmarks.activations import steering
 
     numbers = {name: number["value"] for name, number in steering.measure(True).items()}
-    kinds = {"1 steered", "16 steered", *(f"1 steered by a sparse feature, {mode}" for mode in ("add", "scale"))}
-    labels, counted = zip(*(name.removeprefix("SD1.5, 512 pixels, ").split(": ") for name in numbers), strict=True)
-    assert set(labels) == kinds and set(counted) == {"operations added", "bytes added"} and len(numbers) == 8
-    assert all(0 < value < (0.02 if "16 steered: bytes" in name else 0.01) for name, value in numbers.items()), numbers
+    kinds = {
+        "1 steered",
+        "16 steered",
+        *(f"1 steered by a sparse feature, {mode}" for mode in ("add", "scale")),
+    }
+    labels, counted = zip(
+        *(name.removeprefix("SD1.5, 512 pixels, ").split(": ") for name in numbers), strict=True
+    )
+    assert (
+        set(labels) == kinds
+        and set(counted) == {"operations added", "bytes added"}
+        and len(numbers) == 8
+    )
+    assert all(
+        0 < value < (0.02 if "16 steered: bytes" in name else 0.01)
+        for name, value in numbers.items()
+    ), numbers

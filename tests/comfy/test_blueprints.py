@@ -18,8 +18,10 @@ _CAPTION = "portrait, light skin, long red hair, sunglasses, blue hoodie"
 #: Small values in place of those shown, so that each runs in seconds.
 _SMALL = {
     "steps": 2,
+    "sampling_steps": 1,
     "prompt": _CAPTION,
     "words": "hair, sunglasses",
+    "word_edits": "sunglasses -> round glasses: 2",
     "original_width": 64,
     "original_height": 64,
     "prompts": "portrait of zorvex quill",
@@ -33,7 +35,10 @@ _SMALL = {
 @pytest.mark.parametrize("path", _FILES, ids=lambda path: path.stem)
 def test_the_file_is_what_its_description_makes(path, object_info):
     if newer.than_tested():
-        pytest.skip("the files are made with the ComfyUI that the pack fetches: nodes of others have more inputs")
+        pytest.skip(
+            "the files are made with the ComfyUI that the pack fetches: nodes of others have more "
+            "inputs"
+        )
     made = canvas.make(path.stem, BLUEPRINTS[path.stem].describe, object_info)
     assert path.read_text("utf-8") == canvas.to_text(made), "run python -P tools/workflows/make.py"
 
@@ -41,7 +46,11 @@ def test_the_file_is_what_its_description_makes(path, object_info):
 def test_comfyui_lists_them(server):
     with urllib.request.urlopen(f"{server.url}/global_subgraphs", timeout=60) as answer:
         listed = json.load(answer)
-    ours = {one["name"] for one in listed.values() if one["info"]["node_pack"].endswith(repository.LINKED_AS)}
+    ours = {
+        one["name"]
+        for one in listed.values()
+        if one["info"]["node_pack"].endswith(repository.LINKED_AS)
+    }
     assert ours == set(BLUEPRINTS) == {path.stem for path in _FILES}
 
 
@@ -65,13 +74,16 @@ def test_it_makes_images_with_the_demo_model(name, client, object_info):
             "negative": negative,
             "latent_image": latent,
             "guide": guide,
+            "image": guide,
         }
         given = {socket: ends[socket] for socket in blueprint.sockets}
         values = {widget: _SMALL.get(widget, value) for widget, value in blueprint.values.items()}
         made = w.subgraph(name, blueprint.inside, **given, **values)
         for output in made if isinstance(made, tuple) else (made,):
             if output.type == "MODEL":
-                output = generate(w, output, positive, negative, latent, vae, seed=1, steps=2, cfg=3.0)
+                output = generate(
+                    w, output, positive, negative, latent, vae, seed=1, steps=2, cfg=3.0
+                )
             if output.type == "IMAGE":
                 w.add("PreviewImage", images=output)
 

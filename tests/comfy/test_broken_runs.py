@@ -1,4 +1,6 @@
-"""An exception inside any patch or wrapper of the pack: afterwards the same MODEL samples as before, bit for bit."""
+"""An exception inside any patch or wrapper of the pack: afterwards the same MODEL samples as
+before, bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,12 @@ class World(tapping.World):
     def __init__(self, app, name):
         demo = name == "demo"
         super().__init__(
-            app, *(app.run("GBX_LoadDemoModel", weights="avatars-v2") if demo else reduced.checkpoint(name.split()[0]))
+            app,
+            *(
+                app.run("GBX_LoadDemoModel", weights="avatars-v2")
+                if demo
+                else reduced.checkpoint(name.split()[0])
+            ),
         )
         if name.startswith("sd3"):
             self.positive, self.negative = sd3.prompt(1), sd3.prompt(2)
@@ -47,7 +54,10 @@ class World(tapping.World):
                 inputs[one.id] = options[0] if default is None else default
         inputs |= given
         if schema.is_input_list:
-            inputs = {name: value if isinstance(value, list) else [value] for name, value in inputs.items()}
+            inputs = {
+                name: value if isinstance(value, list) else [value]
+                for name, value in inputs.items()
+            }
         return self.app.run(node_id, **inputs)[0]
 
     def run(self, made):
@@ -64,7 +74,9 @@ class World(tapping.World):
         )
         euler = comfy.samplers.sampler_object("euler")
         with torch.inference_mode():
-            return guider.sample(noise, torch.zeros_like(noise), euler, sigmas, disable_pbar=True, seed=1)
+            return guider.sample(
+                noise, torch.zeros_like(noise), euler, sigmas, disable_pbar=True, seed=1
+            )
 
     @property
     def sides(self):
@@ -89,7 +101,9 @@ def mask(world):
 def direction(world):
     (channels,) = (
         spec.channels
-        for spec in world.app.module("nodes.activations.catalog_unet").catalog(world.model.model.diffusion_model)
+        for spec in world.app.module("nodes.activations.catalog_unet").catalog(
+            world.model.model.diffusion_model
+        )
         if spec.id == BLOCK
     )
     vector = torch.randn(channels, generator=torch.Generator().manual_seed(0))
@@ -103,21 +117,51 @@ def patching(world):
 
 
 def sparse(world):
-    how = {"activation_id": BLOCK, "features": 32, "k": 4, "batch_size": 64, "training_steps": 2, "steps": 2}
-    given = {"clip": world.clip, "latent": world.latent(1, 64, 96), "prompts": "portrait\nportrait, red hair", **how}
+    how = {
+        "activation_id": BLOCK,
+        "features": 32,
+        "k": 4,
+        "batch_size": 64,
+        "training_steps": 2,
+        "steps": 2,
+    }
+    given = {
+        "name": "broken runs",
+        "clip": world.clip,
+        "latent": world.latent(1, 64, 96),
+        "prompts": "portrait\nportrait, red hair",
+        **how,
+    }
     return world.made("GBX_TrainSparseAutoencoder", **given)
 
 
 def unlearned(world):
     faces = world.app.run("GBX_DemoPicture", image_index=0, count=3, part="face")[0][:, ::2, ::2]
     given = {"vae": world.vae, "clip": world.clip, "positive": world.positive, "image": faces[:1]}
-    given |= {"surrogates": faces[1:], "prompts": "portrait, bald\nportrait, brown bob", "steps": 1, "batch_size": 1}
-    return {**given, "attack_steps": 1, "noise_samples": 1, "rank": 2, "layers": "attn2", "sampling_steps": 1}
+    given |= {
+        "surrogates": faces[1:],
+        "prompts": "portrait, bald\nportrait, brown bob",
+        "steps": 1,
+        "batch_size": 1,
+    }
+    return {
+        **given,
+        "attack_steps": 1,
+        "noise_samples": 1,
+        "rank": 2,
+        "layers": "attn2",
+        "sampling_steps": 1,
+    }
 
 
 def trained(world):
     latents = [{"samples": world.latent(1, 64, 96, seed)["samples"]} for seed in range(2)]
-    return {**trainer_inputs.DEFAULTS, "steps": 1, "latents": latents, "positive": [world.positive] * 2}
+    return {
+        **trainer_inputs.DEFAULTS,
+        "steps": 1,
+        "latents": latents,
+        "positive": [world.positive] * 2,
+    }
 
 
 def region(world):
@@ -130,19 +174,53 @@ def region(world):
 CASES = {
     "GBX_ActivationPatching": {"half": ("demo", lambda w, _: patching(w))},
     "GBX_ActivationRecorder": {
-        "steps": ("demo", lambda w, _: {"preset": "custom_ids", "ids": BLOCK, "recorded_steps": "all", "rows": "both"}),
+        "steps": (
+            "demo",
+            lambda w, _: {
+                "preset": "custom_ids",
+                "ids": BLOCK,
+                "recorded_steps": "all",
+                "rows": "both",
+            },
+        ),
         "average": ("demo", lambda w, _: {"preset": "custom_ids", "ids": BLOCK, "mean_only": True}),
     },
-    "GBX_SparseFeatureSteering": {"set": ("demo", lambda w, _: {"autoencoder": sparse(w), "strengths": "1 = 2"})},
+    "GBX_SeedVariety": {
+        "annealed": (
+            "demo",
+            lambda w, _: {
+                "method": "annealed",
+                "noise_scale": 0.5,
+                "tau1": 0.3,
+                "tau2": 0.8,
+                "seed": 1,
+            },
+        )
+    },
+    "GBX_SparseFeatureSteering": {
+        "set": ("demo", lambda w, _: {"autoencoder": sparse(w), "strengths": "1 = 2"})
+    },
     "GBX_ActivationSteering": {
-        "masked": ("demo", lambda w, _: {"direction": direction(w), "strength": 2.0, "mask": region(w)}),
-        "norm": ("demo", lambda w, _: {"direction": direction(w), "strength": 2.0, "preserve_norm": True}),
+        "masked": (
+            "demo",
+            lambda w, _: {"direction": direction(w), "strength": 2.0, "mask": region(w)},
+        ),
+        "norm": (
+            "demo",
+            lambda w, _: {"direction": direction(w), "strength": 2.0, "preserve_norm": True},
+        ),
     },
     "GBX_EditByWords": {
-        "masked": ("demo", lambda w, _: {"clip": w.clip, "edits": "portrait -> beard: 2", "mask": region(w)})
+        "masked": (
+            "demo",
+            lambda w, _: {"clip": w.clip, "edits": "portrait -> beard: 2", "mask": region(w)},
+        )
     },
     "GBX_ResolutionNoiseRescale": {
-        mode: ("demo", lambda w, _, mode=mode: {"base_width": 32, "latent": w.latent(1, 64, 96), "mode": mode})
+        mode: (
+            "demo",
+            lambda w, _, mode=mode: {"base_width": 32, "latent": w.latent(1, 64, 96), "mode": mode},
+        )
         for mode in ("sampler_only", "retimed")
     },
     "GBX_PositionalResample": {
@@ -152,19 +230,30 @@ CASES = {
         "features": ("sd15", lambda w, _: SHOWN),
     },
     "GBX_MetadataSchedule": {
-        mode: ("demo", lambda w, _, mode=mode: {"mode": mode, **SIZE}) for mode in ("embedding", "value")
+        mode: ("demo", lambda w, _, mode=mode: {"mode": mode, **SIZE})
+        for mode in ("embedding", "value")
     },
-    "GBX_MetadataGuider": {"half": ("demo", lambda w, _: {**w.sides, "metadata_strength": 0.5, **SIZE})},
+    "GBX_MetadataGuider": {
+        "half": ("demo", lambda w, _: {**w.sides, "metadata_strength": 0.5, **SIZE})
+    },
     "GBX_BakeNeuronMask": {"mask": ("demo", lambda w, _: {"mask": mask(w)})},
     "GBX_NemoNeuronMask": {
         "both": ("demo", lambda w, _: {"mask": mask(w), "apply_to": "both"}),
-        "positive": ("demo", lambda w, _: {"mask": mask(w), "apply_to": "positive", "end_percent": 0.4}),
+        "positive": (
+            "demo",
+            lambda w, _: {"mask": mask(w), "apply_to": "positive", "end_percent": 0.4},
+        ),
         "own": ("demo", lambda w, _: {"mask": mask(w), "masked_prompts": "own", "clip": w.clip}),
     },
     "GBX_AttentionScaling": {
         "padding": (
             "demo",
-            lambda w, _: {"clip": w.clip, "prompt": "portrait, red hair", "scale": 1.5, "mask_padding": True},
+            lambda w, _: {
+                "clip": w.clip,
+                "prompt": "portrait, red hair",
+                "scale": 1.5,
+                "mask_padding": True,
+            },
         )
     },
     "GBX_AdversarialUnlearning": {"one step": ("demo", lambda w, _: unlearned(w))},
@@ -173,13 +262,19 @@ CASES = {
         "whole": ("demo", lambda w, directory: {"point": weights(w, directory)[0]}),
         "part": (
             "demo",
-            lambda w, directory: {"point": weights(w, directory)[0], "start_percent": 0.4, "end_percent": 1.0},
+            lambda w, directory: {
+                "point": weights(w, directory)[0],
+                "start_percent": 0.4,
+                "end_percent": 1.0,
+            },
         ),
     },
     "GBX_W2WGuidance": {
         "two points": (
             "demo",
-            lambda w, directory: dict(zip(("point", "edited_point"), weights(w, directory), strict=True)),
+            lambda w, directory: dict(
+                zip(("point", "edited_point"), weights(w, directory), strict=True)
+            ),
         )
     },
     "GBX_W2WGuider": {
@@ -189,13 +284,16 @@ CASES = {
         )
     },
 }
-LOADERS = {"GBX_LoadDemoModel"}
+#: Train Slider and Sliders hand out what Load LoRA makes of their files.
+LOADERS = {"GBX_LoadDemoModel", "GBX_Sliders", "GBX_TrainSlider"}
 
 
 @pytest.fixture(scope="module")
 def worlds(app):
     made = {}
-    return lambda name: made.setdefault(name, None) or made.__setitem__(name, World(app, name)) or made[name]
+    return lambda name: (
+        made.setdefault(name, None) or made.__setitem__(name, World(app, name)) or made[name]
+    )
 
 
 def test_every_node_that_hands_out_a_model_is_here(app):
@@ -208,13 +306,23 @@ def test_every_node_that_hands_out_a_model_is_here(app):
     assert found - LOADERS == set(CASES)
 
 
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["last", "every"])
+@pytest.mark.parametrize(
+    "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["last", "every"]
+)
 @pytest.mark.parametrize(
     ("node_id", "case"),
-    [pytest.param(node_id, case, id=f"{node_id}-{case}") for node_id, cases in CASES.items() for case in cases],
+    [
+        pytest.param(node_id, case, id=f"{node_id}-{case}")
+        for node_id, cases in CASES.items()
+        for case in cases
+    ],
 )
-def test_after_an_exception_a_model_samples_as_before(worlds, tmp_path_factory, node_id, case, every):
-    """In each call of the network, and in the last line of each function of the pack (slow: at every line)."""
+def test_after_an_exception_a_model_samples_as_before(
+    worlds, tmp_path_factory, node_id, case, every
+):
+    """In each call of the network, and in the last line of each function of the pack (slow: at
+    every line).
+    """
     name, inputs = CASES[node_id][case]
     world = worlds(name)
     made = world.made(node_id, **inputs(world, tmp_path_factory.getbasetemp()))

@@ -4,7 +4,6 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
-from types import SimpleNamespace
 
 import pytest
 import repository
@@ -15,7 +14,9 @@ _SPACE = "avatars-v2-w2w.safetensors"
 def _request(server, route: str, method: str = "GET", **parameters) -> tuple[int, dict]:
     address = f"{server.url}/glassbox/{route}?{urllib.parse.urlencode(parameters)}"
     try:
-        with urllib.request.urlopen(urllib.request.Request(address, method=method), timeout=60) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(address, method=method), timeout=60
+        ) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as error:
         return error.code, json.load(error)
@@ -47,6 +48,7 @@ def test_network_of_an_architecture(server, name, activations):
         ("space", {"space_name": "nothing.safetensors"}, "There is no weight space"),
         ("space", {"space_name": "../../../etc/passwd"}, "There is no weight space"),
         ("space", {"space_name": _SPACE, "more": "1"}, "Pass these parameters"),
+        ("sliders", {}, "Pass these parameters"),
         ("network", {"kind": "architecture", "name": "sd99"}, "There is no architecture"),
         ("network", {"kind": "loras", "name": "x"}, "not a kind of network"),
         ("network", {"kind": "checkpoints", "name": "../x.safetensors"}, "There is no checkpoint"),
@@ -62,7 +64,11 @@ def test_the_setting_of_kernels(server):
     for backend in ("eager", "environment"):
         assert _request(server, "kernels", "POST", backend=backend) == (200, {"backend": backend})
     status, response = _request(server, "kernels", "POST", backend="fast")
-    assert status == 400 and response["error"] == "There is no backend fast: choose one of auto, eager, triton, cuda."
+    assert (
+        status == 400
+        and response["error"]
+        == "There is no backend fast: choose one of auto, eager, triton, cuda."
+    )
 
 
 def test_the_setting_forces_a_backend(app):
@@ -75,38 +81,15 @@ def test_the_setting_forces_a_backend(app):
     assert dispatch._chosen is None
 
 
-def test_a_prompt_with_old_names_of_inputs_runs_with_the_new_ones(app, monkeypatch):
-    module = app.module("nodes.host.routes")
-    handlers = []
-    server = SimpleNamespace(on_prompt_handlers=handlers, add_on_prompt_handler=handlers.append)
-    monkeypatch.setattr(module, "running_server", lambda: server)
-    monkeypatch.setattr(module, "RENAMED", {"GBX_W2WEdit": {"changes": "edits", "position": "point"}})
-    for _ in range(2):
-        module.accept_old_names()
-    (handler,) = handlers
-    old = {"class_type": "GBX_W2WEdit", "inputs": {"changes": "beard: 1", "position": ["2", 0], "units": "raw"}}
-    other = {"class_type": "GBX_W2WMix", "inputs": {"position": 1}}
-    renamed = handler({"prompt": {"1": old, "2": other}, "client_id": "x"})
-    assert renamed["prompt"]["1"]["inputs"] == {"edits": "beard: 1", "point": ["2", 0], "units": "raw"}
-    assert renamed["prompt"]["2"]["inputs"] == {"position": 1} and renamed["client_id"] == "x"
-
-
-def test_renamed_inputs_have_todays_names(app):
-    renamed = app.module("nodes.host.routes").RENAMED
-    contract = json.loads((repository.ROOT / "tests" / "node_contract.json").read_text("utf-8"))
-    for node_id, names in renamed.items():
-        assert (
-            set(names.values()) <= set(contract[node_id]["inputs"]) and not names.keys() & contract[node_id]["inputs"]
-        )
-
-
 def _header(server, path: str) -> str | None:
     with urllib.request.urlopen(f"{server.url}/extensions/{path}", timeout=60) as answer:
         return answer.headers["Cache-Control"]
 
 
 def test_a_browser_starts_with_few_files_and_asks_for_the_others_again(server):
-    """The front end imports what /extensions lists; the panels and the Chinese texts are not among it."""
+    """The front end imports what /extensions lists; the panels and the Chinese texts are not among
+    it.
+    """
     with urllib.request.urlopen(f"{server.url}/extensions", timeout=60) as answer:
         listed = [path for path in json.load(answer) if "lassbox" in path]
     assert sorted(path.rpartition("/")[2] for path in listed) == sorted(

@@ -1,7 +1,8 @@
-"""Each input of every node that keeps work, changed once under the same name: refused by a sentence, or made again.
+"""Each input of every node that keeps work, changed once under the same name: refused by a
+sentence, or made again.
 
-The inputs are those of the schema, so that a new one is tried here. What is kept is the whole first run;
-a run with the change and a name of its own says what is right.
+The inputs are those of the schema, so that a new one is tried here. What is kept is the whole first
+run; a run with the change and a name of its own says what is right.
 """
 
 import copy
@@ -26,13 +27,29 @@ OTHER = {
     "other_empty": ("EmptyLatentImage", {"width": 128, "height": 64, "batch_size": 1}),
     "other_point": (
         "GBX_W2WSample",
-        {"space": ["space", 0], "seed": 0, "count": 1, "components": 9, "spread": 1.0, "source": "random"}
+        {
+            "space": ["space", 0],
+            "seed": 0,
+            "count": 1,
+            "components": 9,
+            "spread": 1.0,
+            "source": "random",
+        }
         | {"member_name": ""},
     ),
-    "other_space": ("GBX_W2WFitDirections", {"space": ["space", 0], "labels": "", "method": "mean_difference"}),
+    "other_space": (
+        "GBX_W2WFitDirections",
+        {"space": ["space", 0], "labels": "", "method": "mean_difference"},
+    ),
     "other_statistics": (
         "GBX_NeuronStatistics",
-        {"model": ["world", 0], "clip": ["world", 1], "prompts": "a\nb", "prompts_file": "", "filename_prefix": ""}
+        {
+            "model": ["world", 0],
+            "clip": ["world", 1],
+            "prompts": "a\nb",
+            "prompts_file": "",
+            "filename_prefix": "",
+        }
         | {"layers": "output_blocks.5.1"},
     ),
     "other_mask": ("TestMask", {}),
@@ -52,10 +69,19 @@ SOCKETS = {
     "NEURON_STATISTICS": ["other_statistics", 0],
     "NEURON_MASK": ["other_mask", 0],
 }
+_PAIRS = {
+    "before": ["image", 0],
+    "after": ["other_image", 0],
+    "masks": ["image", 1],
+    "vae": ["world", 2],
+}
 #: Inputs whose change needs others, or a value that is no neighbor of the default.
 VALUES = {
     ("GBX_TrainLoraImmiscible", "layers"): {"layers": "attn2"},
-    ("GBX_TrainLoraImmiscible", "caption_dropout"): {"caption_dropout": 0.5, "empty_caption": ["other_positive", 0]},
+    ("GBX_TrainLoraImmiscible", "caption_dropout"): {
+        "caption_dropout": 0.5,
+        "empty_caption": ["other_positive", 0],
+    },
     ("GBX_TrainLoraImmiscible", "clip"): {"clip": ["world", 1], "captions": ["text", 0]},
     ("GBX_TrainLoraImmiscible", "captions"): {"clip": ["world", 1], "captions": ["text", 0]},
     ("GBX_TrainLoraImmiscible", "existing_lora"): {"existing_lora": "existing.safetensors"},
@@ -65,6 +91,7 @@ VALUES = {
     ("GBX_W2WInvert", "space"): {},
     ("GBX_W2WInvert", "steps"): {"steps": 4},
     ("GBX_NemoLocalize", "layers"): {},  # the statistics refuse layers that they do not cover
+    ("GBX_NemoLocalize", "time_budget"): {"time_budget": 1000.0},  # that nothing depends on a clock
     ("GBX_OptimizeNeuronMask", "layers"): {"layers": "output_blocks.4.1"},
     ("GBX_OptimizeNeuronMask", "max_neurons"): {"max_neurons": 3},
     ("GBX_NeuronStatistics", "layers"): {"layers": "output_blocks.4.1"},
@@ -74,19 +101,35 @@ VALUES = {
         **{"image_folder": "other images", "prompts": "portrait", "vae": ["world", 2]}
     },
     ("autoencoder of images", "prompts"): {"prompts": "portrait, red hair"},
+    ("GBX_TrainSlider", "layers"): {"layers": "attn2"},
+    ("GBX_TrainSlider", "vae"): {},
+    **{("GBX_TrainSlider", name): _PAIRS for name in ("before", "after", "masks")},
+    ("GBX_TrainSlider", "pair_objective"): {**_PAIRS, "pair_objective": "difference"},
     ("GBX_W2WTrainSpace", "prompt"): {"prompt": "portrait, red hair"},
     ("GBX_W2WTrainSpace", "components"): {"components": 1},
     ("GBX_W2WTrainSpace", "layers"): {"layers": "attn1.to_k"},
     ("GBX_W2WTrainSpace", "batch_size"): {"batch_size": 1},
 }
 _EARLIER = {**resumable.NODES["GBX_NeuronStatistics"][0], "prompts": "portrait, red hair\nportrait"}
-BEFORE = {**OTHER, "earlier": ("GBX_NeuronStatistics", _EARLIER), "text": ("PrimitiveString", {"value": "portrait"})}
-_IMAGES = {"image_folder": "resumable images", "prompts": "portrait", "vae": ["world", 2], "features": 8}
+BEFORE = {
+    **OTHER,
+    "earlier": ("GBX_NeuronStatistics", _EARLIER),
+    "text": ("PrimitiveString", {"value": "portrait"}),
+}
+_IMAGES = {
+    "image_folder": "resumable images",
+    "prompts": "portrait",
+    "vae": ["world", 2],
+    "features": 8,
+}
 #: Nodes, some twice: other inputs keep other things.
 CASES = {
     **{node: (node, {}) for node in resumable.NODES},
     "autoencoder of images": ("GBX_TrainSparseAutoencoder", _IMAGES),
-    "space of weight updates": ("GBX_W2WBuildSpace", {"form": "weight_updates", "rank": 2, "energy": 0.9}),
+    "space of weight updates": (
+        "GBX_W2WBuildSpace",
+        {"form": "weight_updates", "rank": 2, "energy": 0.9},
+    ),
 }
 
 
@@ -167,12 +210,18 @@ class Mask:
 def files(app, tmp_path_factory):
     import folder_paths
 
-    Path(folder_paths.get_input_directory(), "more.txt").write_text("portrait, red hair\nportrait, sunglasses\n")
+    Path(folder_paths.get_input_directory(), "more.txt").write_text(
+        "portrait, red hair\nportrait, sunglasses\n"
+    )
     resumable.make_files(app, tmp_path_factory.mktemp("changed"))
     app.classes |= {"TestOtherVAE": OtherVAE, "TestLora": Lora, "TestMask": Mask}
     loras = Path(folder_paths.get_folder_paths("loras")[0])
-    save_file(members.kohya(members.factors(3, 2, weight_nodes.LAYERS)), loras / "existing.safetensors")
-    shutil.copytree(loras / "resumable", loras / "other", ignore=lambda folder, names: sorted(names)[:2])
+    save_file(
+        members.kohya(members.factors(3, 2, weight_nodes.LAYERS)), loras / "existing.safetensors"
+    )
+    shutil.copytree(
+        loras / "resumable", loras / "other", ignore=lambda folder, names: sorted(names)[:2]
+    )
     for kind in ("people", "images"):
         folder = Path(folder_paths.get_input_directory())
         shutil.copytree(folder / f"resumable {kind}", folder / f"other {kind}")
@@ -196,16 +245,25 @@ def test_every_input_counts(app, monkeypatch, case):
             continue
         name, tried = f"{case} changed", tried + 1
         if node == "GBX_W2WBuildSpace":  # what it keeps is of a stopped build
-            queue.run(name := f"{case} {field.id} stopped", monkeypatch, BEFORE, stop_at=half, **more)
+            queue.run(
+                name := f"{case} {field.id} stopped", monkeypatch, BEFORE, stop_at=half, **more
+            )
         try:
             found = queue.run(name, monkeypatch, BEFORE, **{**more, **changed})
         except resumable.Failed as refusal:
-            refused = any(part in str(refusal) for part in ("made with another", "are wanted", "made for another base"))
+            refused = any(
+                part in str(refusal)
+                for part in ("made with another", "are wanted", "made for another base")
+            )
             if field.id in resumable.FREE.get(node, ()) or not refused:
                 wrong.append(f"{field.id}: {refusal}")
             continue
         free = field.id in resumable.FREE.get(node, ())
-        right = plain if free else queue.run(f"{case} {field.id}", monkeypatch, BEFORE, **{**more, **changed})
+        right = (
+            plain
+            if free
+            else queue.run(f"{case} {field.id}", monkeypatch, BEFORE, **{**more, **changed})
+        )
         if not equal(found, right):
             wrong.append(f"{field.id}: neither refused nor made again ({changed})")
     assert not wrong, "\n".join(wrong)

@@ -9,11 +9,12 @@ import newer
 import pytest
 import repository
 from PIL import Image
+from robustness import soak
 
-from tools.launcher import workflow
+from tools.launcher import demo, workflow
 from tools.launcher.api import output_files
 from tools.workflows import canvas, described
-from tools.workflows.titles import LIST, TITLES, listed, path_of
+from tools.workflows.titles import ILLUSTRATED, LIST, TITLES, listed, path_of
 
 
 def _each(paths):
@@ -23,21 +24,50 @@ def _each(paths):
 def test_every_file_is_described_and_every_description_has_a_file():
     assert set(repository.WORKFLOWS) == set(map(path_of, described()))
     assert LIST.read_text("utf-8") == listed(described()), "run python -P tools/workflows/make.py"
-    assert len(repository.TEMPLATES) == len(TITLES) <= 45
+    assert len(repository.TEMPLATES) == len(TITLES) <= 28
 
 
 @_each(repository.WORKFLOWS)
 def test_the_file_is_what_its_description_makes(path, object_info):
     if newer.than_tested():
-        pytest.skip("the files are made with the ComfyUI that the pack fetches: nodes of others have more inputs")
-    made = canvas.to_text(canvas.make(name := repository.name_of(path), described()[name], object_info))
+        pytest.skip(
+            "the files are made with the ComfyUI that the pack fetches: nodes of others have more "
+            "inputs"
+        )
+    made = canvas.to_text(
+        canvas.make(name := repository.name_of(path), described()[name], object_info)
+    )
     assert path.read_text("utf-8") == made, "run python -P tools/workflows/make.py"
 
 
-@_each(repository.DEMOS)
+@pytest.mark.slow
+@_each([path for path in repository.DEMOS if path in repository.TEMPLATES])
 def test_a_demo_runs_through_the_queue(path, client, object_info):
     saved = workflow.load(path)
-    entry = client.wait(client.queue(workflow.to_prompt(saved, object_info), saved))
+    _makes_images(client, workflow.to_prompt(saved, object_info), saved)
+
+
+@pytest.mark.slow
+@_each([path for path in repository.DEMOS if path not in repository.TEMPLATES])
+def test_a_further_demo_runs_through_the_queue_at_small_sizes(path, client, object_info):
+    """Some of them train for minutes; `run.py demo --all` runs them whole."""
+    saved = workflow.load(path)
+    prompt = soak.reduced(workflow.to_prompt(saved, object_info), object_info)
+    _makes_images(client, prompt, saved)
+
+
+@_each(list(demo.choose(None).values()))
+def test_a_first_demo_runs_through_the_queue_at_small_sizes(path, client, object_info):
+    """The ten that `run.py demo` shows, with few steps and small images."""
+    saved = workflow.load(path)
+    prompt = workflow.to_prompt(saved, object_info)
+    small = soak.reduced(prompt, object_info)
+    assert prompt != small
+    _makes_images(client, small, saved)
+
+
+def _makes_images(client, prompt, saved):
+    entry = client.wait(client.queue(prompt, saved))
     images = [client.download(file) for file in output_files(entry)]
     assert images and all(images)
     assert saved in map(_workflow_in, images)  # dropped on the canvas, an image opens it
@@ -49,7 +79,7 @@ def _workflow_in(file: bytes) -> dict | None:
         return json.loads(image.info.get("workflow", "null"))
 
 
-@_each(repository.TEMPLATES)
+@_each([*repository.TEMPLATES, *map(path_of, ILLUSTRATED)])
 def test_a_template_has_a_thumbnail(path):
     with Image.open(path.with_suffix(".jpg")) as image:
         assert image.format == "JPEG"
@@ -61,6 +91,7 @@ def test_the_template_browser_finds_them(server):
         found = json.load(answer)[repository.LINKED_AS]
     assert set(found) == {path.stem for path in repository.TEMPLATES}
     for path in repository.TEMPLATES:
-        address = f"{server.url}/api/workflow_templates/{repository.LINKED_AS}/{urllib.parse.quote(path.name)}"
+        name = urllib.parse.quote(path.name)
+        address = f"{server.url}/api/workflow_templates/{repository.LINKED_AS}/{name}"
         with urllib.request.urlopen(address, timeout=60) as answer:
             assert json.load(answer) == json.loads(path.read_text("utf-8"))

@@ -1,9 +1,11 @@
-"""Every input that is a list, found from the schemas, has work that grows with it: Python steps at 20 and 200 entries.
+"""Every input that is a list, found from the schemas, has work that grows with it: Python steps at
+20 and 200 entries.
 
-Work in operations of PyTorch or in files is counted where it is done (tests/unit/test_growth.py, and with methods).
+Work in operations of PyTorch or in files is counted where it is done (tests/unit/test_growth.py,
+and with methods).
 """
 
-from types import SimpleNamespace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +15,16 @@ SMALL, LARGE, ALLOWED = 20, 200, 1.3
 #: Texts that are one prompt, not a list of entries.
 TEXTS = {"prompt", "text"}
 #: Of nodes that take lists: what is one for all entries.
-SINGLE = {"model", "vae", "clip", "clip_vision", "space", "empty_caption", "sample_positive", "sample_negative"}
+SINGLE = {
+    "model",
+    "vae",
+    "clip",
+    "clip_vision",
+    "space",
+    "empty_caption",
+    "sample_positive",
+    "sample_negative",
+}
 
 
 def _prompts(app, count):
@@ -55,12 +66,17 @@ def _label_words(app, count):
 
 
 def _space(app, members=3):
-    space, layout = app.module("nodes.weights.space"), app.module("nodes.weights.flat_layout").Layout
+    space, layout = (
+        app.module("nodes.weights.space"),
+        app.module("nodes.weights.flat_layout").Layout,
+    )
     empty, generator = torch.zeros(2), torch.Generator().manual_seed(0)
     rows = torch.randn(members, 4, generator=generator)
     shape = {"a": ((1, 1), (1, 1))}
     names = tuple(f"m{number}" for number in range(members))
-    return space.Space(layout.of(shape, 1, 1.0), empty, empty, torch.zeros(4, 2), rows, names, empty)
+    return space.Space(
+        layout.of(shape, 1, 1.0), empty, empty, torch.zeros(4, 2), rows, names, empty
+    )
 
 
 def _member_labels(app, count):
@@ -94,8 +110,13 @@ def _feature_strengths(app, count):
 
 
 def _neurons(app, count):
-    masks, select = app.module("nodes.neurons.mask"), app.module("nodes.neurons.mask_operations").select_named
-    mask = masks.NeuronMask(masks.uniform_scales((f"blocks.{index // 8}.1", index) for index in range(count)))
+    masks, select = (
+        app.module("nodes.neurons.mask"),
+        app.module("nodes.neurons.mask_operations").select_named,
+    )
+    mask = masks.NeuronMask(
+        masks.uniform_scales((f"blocks.{index // 8}.1", index) for index in range(count))
+    )
     return lambda: select(mask, "\n".join(f"{path} {index}" for path, index in mask.neurons), True)
 
 
@@ -121,13 +142,6 @@ def _label_table(app, count):
     return lambda: to_csv([f"m{number}" for number in range(count)], {"beard": torch.zeros(count)})
 
 
-def _latent_batches(app, count):
-    make = app.module("nodes.noise.gain").make_buckets
-    one = torch.zeros(1, 4, 2, 2)
-    batch = SimpleNamespace(parts=[one], weights=[one], numbers=[0], blank=torch.ones(1, dtype=torch.bool))
-    return lambda: make([batch] * count)
-
-
 def _training_data(app, count):
     collect = app.module("nodes.common.training.training_data").collect_training_data
     latents = [{"samples": torch.zeros(1, 4, 2, 2)} for _ in range(count)]
@@ -136,9 +150,38 @@ def _training_data(app, count):
     return lambda: collect(latents, captions, 0, [], [], (), masks, texts)
 
 
+def _slider_phrases(app, count):
+    parse = app.module("nodes.weights.slider_phrases").parse_sliders
+    increase = "\n".join(f"word {number}" for number in range(count))
+    decrease = "\n".join(f"other {number}" for number in range(count))
+    return lambda: parse(increase, decrease)
+
+
+def _slider_prompts(app, count):
+    phrases = app.module("nodes.weights.slider_phrases")
+    lines = "\n".join(f"prompt {number}" for number in range(count))
+    sliders = phrases.parse_sliders("old", "young")
+    return lambda: phrases.prompts_of(phrases.lines_of(lines), sliders, [""])
+
+
+def _slider_files(app, count):
+    module = app.module("nodes.weights.slider_files")
+    paths = [Path(f"word {number}_00001_.safetensors") for number in range(count)]
+    text = ", ".join(f"word {number}: 0.5" for number in range(count))
+
+    def named():
+        wired = module.wired_sliders(paths, lambda path: {})
+        return module.strengths_of(text, wired, [])
+
+    return named
+
+
 def _wire_loras(app, count):
     sources = app.module("nodes.weights.member_sources").wire_sources
-    lora = {"lora_unet_x.lora_up.weight": torch.zeros(2, 1), "lora_unet_x.lora_down.weight": torch.zeros(1, 2)}
+    lora = {
+        "lora_unet_x.lora_up.weight": torch.zeros(2, 1),
+        "lora_unet_x.lora_down.weight": torch.zeros(1, 2),
+    }
     return lambda: [source.header() for source in sources([lora] * count)]
 
 
@@ -161,16 +204,25 @@ CASES = {
     "strengths": _feature_strengths,
     "neurons": _neurons,
     **dict.fromkeys(("GBX_ResizeToBuckets.images", "GBX_ResizeToBuckets.masks"), _buckets),
-    **dict.fromkeys(("GBX_W2WSheet.images", "GBX_W2WSheet.labels", "GBX_W2WSheet.label_text"), _sheet),
+    **dict.fromkeys(
+        ("GBX_W2WSheet.images", "GBX_W2WSheet.labels", "GBX_W2WSheet.label_text"), _sheet
+    ),
     **dict.fromkeys(("GBX_W2WLabelMembers.images", "GBX_W2WLabelMembers.names"), _label_table),
-    "GBX_NoiseGainPreview.latents": _latent_batches,
-    **{f"GBX_TrainLoraImmiscible.{name}": _training_data for name in ("latents", "positive", "masks", "captions")},
+    **{
+        f"GBX_TrainLoraImmiscible.{name}": _training_data
+        for name in ("latents", "positive", "masks", "captions")
+    },
+    **dict.fromkeys(("GBX_TrainSlider.increase", "GBX_TrainSlider.decrease"), _slider_phrases),
+    **dict.fromkeys(("GBX_TrainSlider.base_prompt", "GBX_TrainSlider.keep"), _slider_prompts),
+    "GBX_Sliders.files": _slider_files,
     **{f"GBX_W2WBuildSpace.lora_{number}": _wire_loras for number in range(1, 5)},
 }
 
 
 def _listed(app) -> set[str]:
-    """Every input that is a list: texts of several lines, and what nodes that take lists are connected to."""
+    """Every input that is a list: texts of several lines, and what nodes that take lists are
+    connected to.
+    """
     from comfy_api.latest import io
 
     found = set()
@@ -178,7 +230,9 @@ def _listed(app) -> set[str]:
         schema = node.GET_SCHEMA() if name.startswith("GBX_") else None
         for field in schema.inputs if schema else ():
             text = isinstance(field, io.String.Input) and field.multiline and field.id not in TEXTS
-            connected = not isinstance(field, io.WidgetInput) or bool(getattr(field, "force_input", None))
+            connected = not isinstance(field, io.WidgetInput) or bool(
+                getattr(field, "force_input", None)
+            )
             if text or (schema.is_input_list and connected and field.id not in SINGLE):
                 found.add(f"{name}.{field.id}")
     return found
@@ -187,7 +241,9 @@ def _listed(app) -> set[str]:
 def test_every_list_has_a_case_and_every_case_a_list(app):
     listed = _listed(app)
     assert len(listed) > 40
-    assert {one for one in listed if one not in CASES and one.partition(".")[2] not in CASES} == set()
+    assert {
+        one for one in listed if one not in CASES and one.partition(".")[2] not in CASES
+    } == set()
     inputs = {one.partition(".")[2] for one in listed}
     assert {case for case in CASES if case not in listed and case not in inputs} == set()
 
@@ -195,7 +251,9 @@ def test_every_list_has_a_case_and_every_case_a_list(app):
 @pytest.mark.parametrize("name", CASES)
 def test_steps_grow_with_the_entries(app, name):
     few, many = (steps(CASES[name](app, count)) for count in (SMALL, LARGE))
-    assert 0 < many <= ALLOWED * (LARGE // SMALL) * few, f"{few} steps for {SMALL} entries, {many} for {LARGE}"
+    assert 0 < many <= ALLOWED * (LARGE // SMALL) * few, (
+        f"{few} steps for {SMALL} entries, {many} for {LARGE}"
+    )
 
 
 def test_a_case_that_grows_faster_would_be_found():

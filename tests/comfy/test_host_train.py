@@ -1,4 +1,6 @@
-"""The door through which training goes: gradients through a MODEL that was loaded under inference mode."""
+"""The door through which training goes: gradients through a MODEL that was loaded under inference
+mode.
+"""
 
 import gc
 import random
@@ -63,7 +65,9 @@ def gradient(train, model, images, captions, factor, functions, **choices):
         loss.backward()
         return loss.item()
 
-    return train.run(model, functions, images, captions, work, **{"dtype": torch.float32, **choices})
+    return train.run(
+        model, functions, images, captions, work, **{"dtype": torch.float32, **choices}
+    )
 
 
 def test_nothing_of_a_training_stays_on_the_layers(train, demo, images, captions):
@@ -71,7 +75,9 @@ def test_nothing_of_a_training_stays_on_the_layers(train, demo, images, captions
     layers = train.trainable_layers(demo[0])
     assert KEY.removesuffix(".weight") in layers
     left = [
-        name for name, layer in layers.items() if layer.weight_function or hasattr(layer, "prev_comfy_cast_weights")
+        name
+        for name, layer in layers.items()
+        if layer.weight_function or hasattr(layer, "prev_comfy_cast_weights")
     ]
     assert left == []
 
@@ -100,10 +106,14 @@ def test_the_gradient_is_that_of_finite_differences(train, demo, images, caption
 
 @pytest.mark.parametrize("checkpointing", [False, True])
 def test_the_gradient_beside_a_controlnet(train, app, demo, images, captions, checkpointing):
-    """U-Nets add its outputs in place; the gradient is that of finite differences, to 1 % (0.03 % by steps of 1 %)."""
+    """U-Nets add its outputs in place; the gradient is that of finite differences, to 1 % (0.03 %
+    by steps of 1 %).
+    """
     factor, losses = leaf(), []
     with_control = [tapping.controlled(app, demo[0], caption, 5e-3) for caption in captions]
-    gradient(train, demo[0], images, with_control, factor, scaled(factor), checkpointing=checkpointing)
+    gradient(
+        train, demo[0], images, with_control, factor, scaled(factor), checkpointing=checkpointing
+    )
     for step in (-0.01, 0.01):
         changed = leaf(1 + step)
         losses.append(gradient(train, demo[0], images, with_control, changed, scaled(changed)))
@@ -114,7 +124,9 @@ def test_the_gradient_beside_a_controlnet(train, app, demo, images, captions, ch
 
 
 def test_tensors_that_are_changed_in_place_keep_their_gradients(app):
-    """Of sum_i (i x)^2 at x = 1, with half of the i x changed afterwards: memory is used again thousands of times."""
+    """Of sum_i (i x)^2 at x = 1, with half of the i x changed afterwards: memory is used again
+    thousands of times.
+    """
     draw, x = random.Random(0), torch.ones(1000, dtype=torch.float64, requires_grad=True)
     with app.module("nodes.host.training.gradients").changes_allowed():
         total, kept = 0.0, []
@@ -139,14 +151,21 @@ def test_checkpointing_changes_no_gradient(train, demo, images, captions, depth)
 
 
 def test_checkpoints_lie_as_deep_as_requested(app, demo):
-    """Depth 1 checkpoints residual blocks and transformers, 2 what is in them; no module lies inside another one."""
-    blocks = app.module("nodes.host.training.gradients")._blocks
-    kinds = [{type(block).__name__ for block in blocks(demo[0].model.diffusion_model, depth)} for depth in (1, 2)]
+    """Depth 1 checkpoints residual blocks and transformers, 2 what is in them; no module lies
+    inside another one.
+    """
+    blocks = app.module("nodes.host.training.checkpointing").blocks_of
+    kinds = [
+        {type(block).__name__ for block in blocks(demo[0].model.diffusion_model, depth)}
+        for depth in (1, 2)
+    ]
     assert {"ResBlock", "SpatialTransformer"} <= kinds[0]
     assert "BasicTransformerBlock" in kinds[1] and not {"ResBlock", "SpatialTransformer"} & kinds[1]
 
 
-def test_the_gradient_to_the_text_encoder_is_that_of_finite_differences(train, demo, images, captions):
+def test_the_gradient_to_the_text_encoder_is_that_of_finite_differences(
+    train, demo, images, captions
+):
     """A factor on one of its weights, to 5 %; the CLIP stays as it was."""
     key, clip = "clip_l.transformer.text_model.encoder.layers.0.mlp.fc1.weight", demo[1]
     texts = {0: "portrait, red hair", 1: "portrait, sunglasses, blue hoodie"}
@@ -160,7 +179,9 @@ def test_the_gradient_to_the_text_encoder_is_that_of_finite_differences(train, d
     factor = leaf()
     same = loss(factor)
     unchanged = leaf()
-    assert same == pytest.approx(gradient(train, demo[0], images, captions, unchanged, scaled(unchanged)), rel=1e-6)
+    assert same == pytest.approx(
+        gradient(train, demo[0], images, captions, unchanged, scaled(unchanged)), rel=1e-6
+    )
     lower, higher = (loss(leaf(1 + step)) for step in (-0.05, 0.05))
     assert float(factor.grad) == pytest.approx((higher - lower) / 0.1, rel=0.05)
     assert torch.equal(clip.encode_from_tokens(clip.tokenize(texts[0])), captions[0][0][0])
@@ -182,18 +203,24 @@ def test_images_with_captions_of_their_own_share_an_evaluation(train, demo, imag
 
 
 def test_captions_that_cannot_share_an_evaluation(train, app, demo, images, captions):
-    area = app.run("ConditioningSetArea", conditioning=captions[0], width=64, height=64, x=0, y=0, strength=1.0)[0]
+    area = app.run(
+        "ConditioningSetArea", conditioning=captions[0], width=64, height=64, x=0, y=0, strength=1.0
+    )[0]
 
     def answers(session):
         with torch.no_grad():
             latent, sigmas = torch.cat(session.latents), torch.tensor([0.7, 4.0])
-            return session.denoised(latent, sigmas, [0, 1]), session.denoised(latent[1:], sigmas[1:], [1])
+            return session.denoised(latent, sigmas, [0, 1]), session.denoised(
+                latent[1:], sigmas[1:], [1]
+            )
 
     both, second = train.run(demo[0], {}, images, [area, captions[1]], answers, dtype=torch.float32)
     assert torch.allclose(both[1:], second, atol=1e-4)
 
 
-def test_the_model_stays_as_it_was_also_with_a_lora_before_and_after(train, app, demo, images, captions):
+def test_the_model_stays_as_it_was_also_with_a_lora_before_and_after(
+    train, app, demo, images, captions
+):
     lora = {
         f"{KEY.removesuffix('.weight')}.lora_{side}.weight": gaussian(*shape, seed=5) * 0.1
         for side, shape in (("up", (64, 2)), ("down", (2, 64)))
@@ -202,11 +229,23 @@ def test_the_model_stays_as_it_was_also_with_a_lora_before_and_after(train, app,
 
     def generated(model):
         latent = {"samples": torch.zeros(1, 24, 16, 16)}
-        how = {"seed": 3, "steps": 1, "cfg": 1.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
+        how = {
+            "seed": 3,
+            "steps": 1,
+            "cfg": 1.0,
+            "sampler_name": "euler",
+            "scheduler": "normal",
+            "denoise": 1.0,
+        }
         positive, negative = captions
-        return app.run("KSampler", model=model, positive=positive, negative=negative, latent_image=latent, **how)[0][
-            "samples"
-        ]
+        return app.run(
+            "KSampler",
+            model=model,
+            positive=positive,
+            negative=negative,
+            latent_image=latent,
+            **how,
+        )[0]["samples"]
 
     plain, changed = generated(demo[0]), generated(with_lora)
     assert not torch.equal(plain, changed)
@@ -220,28 +259,39 @@ def test_the_model_stays_as_it_was_also_with_a_lora_before_and_after(train, app,
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        train.run(demo[0], scaled(2.0), images, captions, fails)
+        train.run(demo[0], scaled(2.0), images, captions, fails, dtype=torch.float32)
     assert torch.equal(generated(demo[0]), plain)
 
 
 def test_comfyui_knows_of_the_gradients(train, demo, images, captions, monkeypatch):
-    """Newer ones have kernels without gradients; the flag is on while work runs, and off after a failure, too."""
+    """Newer ones have kernels without gradients; the flag is on while work runs, and off after a
+    failure, too.
+    """
     management = train.comfy.model_management
     monkeypatch.setattr(management, "in_training", False, raising=False)
     flags = []
-    train.run(demo[0], {}, images, captions, lambda session: flags.append(management.in_training), dtype=torch.float32)
+    train.run(
+        demo[0],
+        {},
+        images,
+        captions,
+        lambda session: flags.append(management.in_training),
+        dtype=torch.float32,
+    )
     assert flags == [True] and management.in_training is False
 
     def fails(session):
         raise RuntimeError("no")
 
     with pytest.raises(RuntimeError, match="no"):
-        train.run(demo[0], {}, images, captions, fails)
+        train.run(demo[0], {}, images, captions, fails, dtype=torch.float32)
     assert management.in_training is False
 
 
 def test_clones_of_a_training_are_gone_after_it(train, app, demo, images, captions, monkeypatch):
-    """ComfyUI finds the MODEL behind a clone that goes, but not where clones go together, in a circle."""
+    """ComfyUI finds the MODEL behind a clone that goes, but not where clones go together, in a
+    circle.
+    """
     clones, clone = [], train.comfy.model_patcher.ModelPatcher.clone
 
     def recorded(self, *args, **more):
@@ -263,7 +313,14 @@ def test_clones_of_a_training_are_gone_after_it(train, app, demo, images, captio
 
 def test_a_weight_that_is_not_there(train, demo, images, captions):
     with pytest.raises(ValueError, match=r"has no weight diffusion_model\.none\.weight"):
-        train.run(demo[0], {"diffusion_model.none.weight": lambda weight: weight}, images, captions, loss_of)
+        train.run(
+            demo[0],
+            {"diffusion_model.none.weight": lambda weight: weight},
+            images,
+            captions,
+            loss_of,
+            dtype=torch.float32,
+        )
 
 
 @pytest.mark.parametrize("checkpointing", [False, True])
@@ -275,7 +332,9 @@ def test_a_step_on_each_architecture(train, app, architecture, checkpointing):
         for module in model.model.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None:
-                    module._parameters[name] = torch.nn.Parameter(parameter.clone(), requires_grad=False)
+                    module._parameters[name] = torch.nn.Parameter(
+                        parameter.clone(), requires_grad=False
+                    )
     layer = next(
         name
         for name, module in train.trainable_layers(model).items()
@@ -283,7 +342,9 @@ def test_a_step_on_each_architecture(train, app, architecture, checkpointing):
     )
     channels = model.model.latent_format.latent_channels
     images = [gaussian(1, channels, 16, 16, seed=seed) for seed in (1, 2)]
-    captions = [app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("a house", "two boats")]
+    captions = [
+        app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("a house", "two boats")
+    ]
     factor = leaf()
 
     def work(session):

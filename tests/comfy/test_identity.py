@@ -1,10 +1,19 @@
-"""Digests of MODEL, CLIP and VAE: the same in every process and after sampling, another for every change."""
+"""Digests of MODEL, CLIP and VAE: the same in every process and after sampling, another for every
+change.
+"""
 
 import pytest
 import torch
 
 _SPACE = "avatars-v2-w2w.safetensors"
-_SAMPLED = {"seed": 0, "count": 1, "components": 9, "spread": 1.0, "source": "random", "member_name": ""}
+_SAMPLED = {
+    "seed": 0,
+    "count": 1,
+    "components": 9,
+    "spread": 1.0,
+    "source": "random",
+    "member_name": "",
+}
 
 
 @pytest.fixture(scope="module")
@@ -18,11 +27,20 @@ def world(app):
 
 
 def sample(app, world, model):
-    how = {"seed": 1, "steps": 2, "cfg": 1.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
+    how = {
+        "seed": 1,
+        "steps": 2,
+        "cfg": 1.0,
+        "sampler_name": "euler",
+        "scheduler": "normal",
+        "denoise": 1.0,
+    }
     (positive,) = app.run("CLIPTextEncode", clip=world[1], text="portrait")
     with torch.inference_mode():
         latent = {"samples": torch.zeros(1, 24, 8, 8)}
-    app.run("KSampler", model=model, positive=positive, negative=positive, latent_image=latent, **how)
+    app.run(
+        "KSampler", model=model, positive=positive, negative=positive, latent_image=latent, **how
+    )
 
 
 def patched(model, key="diffusion_model.out.2.weight", value=0.01):
@@ -33,7 +51,9 @@ def patched(model, key="diffusion_model.out.2.weight", value=0.01):
 
 
 def test_loading_and_sampling_do_not_count(app, identity, world):
-    """Also while a clone with a LoRA lies in the same network, and for the same file loaded again."""
+    """Also while a clone with a LoRA lies in the same network, and for the same file loaded
+    again.
+    """
     model = world[0]
     before = identity.model_digest(model)
     lora = patched(model)
@@ -58,14 +78,22 @@ def test_every_change_counts(app, identity, world):
         with torch.inference_mode():
             other.model.state_dict()[name].mul_(1.001)
         found.append(identity.model_digest(other))
-    (point,) = app.run("GBX_W2WSample", space=app.run("GBX_W2WLoadSpace", space_name=_SPACE)[0], **_SAMPLED)[0]
+    (point,) = app.run(
+        "GBX_W2WSample", space=app.run("GBX_W2WLoadSpace", space_name=_SPACE)[0], **_SAMPLED
+    )[0]
     for number in (0.25, 0.5):
-        found.append(identity.model_digest(app.run("RescaleCFG", model=model, multiplier=number)[0]))
+        found.append(
+            identity.model_digest(app.run("RescaleCFG", model=model, multiplier=number)[0])
+        )
         for end in (0.5, 1.0):
             how = {"strength": number, "start_percent": 0.0, "end_percent": end}
-            found.append(identity.model_digest(app.run("GBX_W2WApply", model=model, point=point, **how)[0]))
+            found.append(
+                identity.model_digest(app.run("GBX_W2WApply", model=model, point=point, **how)[0])
+            )
     wrapped = model.clone()
-    wrapped.set_model_unet_function_wrapper(lambda apply, given: apply(given["input"], given["timestep"], **given["c"]))
+    wrapped.set_model_unet_function_wrapper(
+        lambda apply, given: apply(given["input"], given["timestep"], **given["c"])
+    )
     found.append(identity.model_digest(wrapped))
     assert len(set(found)) == len(found)
     skipping = clip.clone()

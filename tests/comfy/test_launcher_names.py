@@ -11,7 +11,12 @@ def _problems(class_type: str, values: dict, object_info: dict) -> list[str]:
     problems = [f"{class_type} has no input {name}" for name in values if name not in known]
     for name in set(values) & set(known):
         options = known[name].options.get("options")
-        if known[name].kind == "COMBO" and options and values[name] not in options and not name.startswith("ckpt"):
+        if (
+            known[name].kind == "COMBO"
+            and options
+            and values[name] not in options
+            and not name.startswith("ckpt")
+        ):
             problems.append(f"{class_type}.{name} has no option {values[name]}")
     return problems
 
@@ -21,7 +26,9 @@ def test_prompts_of_the_check(family, object_info):
     prompt = check.FAMILIES[family]("model.safetensors")
     for entry in prompt.values():
         assert _problems(entry["class_type"], entry["inputs"], object_info) == []
-        required = {one.name for one in widgets.inputs(object_info[entry["class_type"]]) if one.required}
+        required = {
+            one.name for one in widgets.inputs(object_info[entry["class_type"]]) if one.required
+        }
         full = check.completed({"1": entry}, object_info)["1"]["inputs"]
         assert required <= set(full), entry["class_type"]
         for value in full.values():

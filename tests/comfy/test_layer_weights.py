@@ -1,4 +1,6 @@
-"""Gradients without copies: each weight on the memory of the loaded one, or copied where that cannot be."""
+"""Gradients without copies: each weight on the memory of the loaded one, or copied where that
+cannot be.
+"""
 
 import pytest
 import quantized
@@ -39,11 +41,15 @@ def leaf(value):
 @torch.inference_mode()
 def run(train, model, caption, functions, work, **choices):
     image = gaussian(1, 24, 16, 16, seed=1)
-    return train.run(model, functions, [image], [caption], work, **{"dtype": torch.float32, **choices})
+    return train.run(
+        model, functions, [image], [caption], work, **{"dtype": torch.float32, **choices}
+    )
 
 
 def predicted(session, side=16):
-    noised = session.noised(session.latents[0].float()[..., :side], gaussian(1, 24, 16, side, seed=9), torch.ones(1))
+    noised = session.noised(
+        session.latents[0].float()[..., :side], gaussian(1, 24, 16, side, seed=9), torch.ones(1)
+    )
     return session.denoised(noised, torch.ones(1), [0])
 
 
@@ -54,7 +60,9 @@ def loss(session):
 
 
 def all_copied(train, model, functions):
-    """The same functions, and one that changes nothing for every other weight: ComfyUI then copies each of them."""
+    """The same functions, and one that changes nothing for every other weight: ComfyUI then copies
+    each of them.
+    """
     names = {
         f"{name}.{kind}"
         for name, layer in train.trainable_layers(model).items()
@@ -66,12 +74,16 @@ def all_copied(train, model, functions):
 
 def state(model):
     """Whether each parameter is an inference tensor, where it lies, and a copy of it."""
-    return {name: (p.is_inference(), p.data_ptr(), p.clone()) for name, p in model.model.named_parameters()}
+    return {
+        name: (p.is_inference(), p.data_ptr(), p.clone())
+        for name, p in model.model.named_parameters()
+    }
 
 
 def same(before, after):
     return before.keys() == after.keys() and all(
-        before[name][:2] == after[name][:2] and torch.equal(before[name][2], after[name][2]) for name in before
+        before[name][:2] == after[name][:2] and torch.equal(before[name][2], after[name][2])
+        for name in before
     )
 
 
@@ -80,7 +92,9 @@ def same(before, after):
 def test_predictions_are_those_of_copies_bit_for_bit(train, demo, caption, dtype, checkpointing):
     """And the gradient of a whole weight, to 1e-6 of its norm."""
     changes = [leaf(gaussian(64, 64, 1, 1, seed=4) * 0.01) for _ in range(2)]
-    functions = [{KEY: lambda weight, change=change: weight + change.to(weight)} for change in changes]
+    functions = [
+        {KEY: lambda weight, change=change: weight + change.to(weight)} for change in changes
+    ]
     how = {"dtype": dtype, "checkpointing": checkpointing}
     shared = run(train, demo[0], caption, functions[0], loss, **how)
     copied = run(train, demo[0], caption, all_copied(train, demo[0], functions[1]), loss, **how)
@@ -94,11 +108,15 @@ def test_plain_weights_are_on_the_memory_of_the_loaded_ones(train, demo, caption
     before = state(demo[0])
 
     def work(session):
-        return {name: (p.is_inference(), p.data_ptr()) for name, p in demo[0].model.named_parameters()}
+        return {
+            name: (p.is_inference(), p.data_ptr()) for name, p in demo[0].model.named_parameters()
+        }
 
     during = run(train, demo[0], caption, {}, work)
     assert all(before[name][0] for name in before)
-    assert {name: pointer for name, (_, pointer) in during.items()} == {name: s[1] for name, s in before.items()}
+    assert {name: pointer for name, (_, pointer) in during.items()} == {
+        name: s[1] for name, s in before.items()
+    }
     assert not any(inference for inference, _ in during.values())
     assert same(before, state(demo[0]))
 
@@ -116,12 +134,16 @@ def test_all_is_put_back_when_the_work_does_not_end(train, demo, caption, ends_b
         management.interrupt_current_processing()
         return predicted(session)
 
-    with pytest.raises(RuntimeError if ends_by == "error" else management.InterruptProcessingException):
+    with pytest.raises(
+        RuntimeError if ends_by == "error" else management.InterruptProcessingException
+    ):
         run(train, demo[0], caption, {KEY: lambda weight: weight * 0.5}, work)
     management.interrupt_current_processing(False)
     assert same(before, state(demo[0]))
     layers = train.trainable_layers(demo[0]).values()
-    assert not any(layer.weight_function or layer.bias_function or layer._forward_hooks for layer in layers)
+    assert not any(
+        layer.weight_function or layer.bias_function or layer._forward_hooks for layer in layers
+    )
 
 
 def test_a_model_that_was_moved_in_between_is_shared_again(train, demo, caption):
@@ -152,7 +174,9 @@ def test_only_quantized_layers_are_copied(train, demo, caption, kind):
 
     def work(session):
         loss(session)
-        return {name for name, layer in train.trainable_layers(small).items() if layer.weight_function}
+        return {
+            name for name, layer in train.trainable_layers(small).items() if layer.weight_function
+        }
 
     copied = run(train, small, caption, {KEY: lambda weight: weight * change}, work)
     layers = train.trainable_layers(demo[0])
@@ -162,7 +186,9 @@ def test_only_quantized_layers_are_copied(train, demo, caption, kind):
 
 
 def test_layers_with_functions_of_others_keep_them(train, layer_weights, demo, caption):
-    """A LoRA on a partly loaded model is a weight function of ComfyUI's; such a layer gets its change as another."""
+    """A LoRA on a partly loaded model is a weight function of ComfyUI's; such a layer gets its
+    change as another.
+    """
     model = demo[0].clone()
     name = "diffusion_model.input_blocks.1.1.transformer_blocks.0.attn2.to_v"
     low_rank = Change(64, 128)
@@ -211,7 +237,11 @@ def changed_layers(demo):
 
     modules = dict(demo[0].model.named_modules())
     wanted = [
-        next(n for n, m in modules.items() if isinstance(m, nn.Linear) and m.in_features != m.out_features),
+        next(
+            n
+            for n, m in modules.items()
+            if isinstance(m, nn.Linear) and m.in_features != m.out_features
+        ),
         next(n for n, m in modules.items() if isinstance(m, nn.Conv2d) and m.stride == (2, 2)),
         next(n for n, m in modules.items() if isinstance(m, nn.Conv2d) and m.kernel_size == (1, 1)),
     ]
@@ -228,23 +258,34 @@ def test_a_low_rank_change_has_the_gradients_of_whole_weights(train, demo, capti
             f"{name}.weight": Change(len(weight), weight[0].numel(), seed=5 + 2 * place)
             for place, (name, weight) in enumerate(layers.items())
         }
-        functions = {name: (lambda w, c=change: c(w)) if whole else change for name, change in changes.items()}
+        functions = {
+            name: (lambda w, c=change: c(w)) if whole else change
+            for name, change in changes.items()
+        }
 
         def work(session):
             answer = loss(session)
-            seen.append([bool(demo[0].model.get_submodule(name).weight_function) for name in layers])
+            seen.append(
+                [bool(demo[0].model.get_submodule(name).weight_function) for name in layers]
+            )
             return answer
 
         answers.append(run(train, demo[0], caption, functions, work, checkpointing=checkpointing))
-        both.append([parameter.grad for change in changes.values() for parameter in change.parameters()])
+        both.append(
+            [parameter.grad for change in changes.values() for parameter in change.parameters()]
+        )
     assert seen == [[False] * 3, [True] * 3]
     assert torch.allclose(*answers, rtol=1e-4, atol=1e-5)
     for found, expected in zip(*both, strict=True):
         assert expected.norm() > 0 and (found - expected).norm() <= 1e-4 * expected.norm()
 
 
-def test_adapters_of_rank_and_alpha_apart_are_added_at_their_strength(app, train, demo, caption, monkeypatch):
-    """LoRA of Train LoRA with alpha / rank = 3 / 8, its first factors not zero: gradients to 1e-4."""
+def test_adapters_of_rank_and_alpha_apart_are_added_at_their_strength(
+    app, train, demo, caption, monkeypatch
+):
+    """LoRA of Train LoRA with alpha / rank = 3 / 8, its first factors not zero: gradients to
+    1e-4.
+    """
     adapters = app.module("nodes.host.training.adapters")
     module = app.module("nodes.host.training.layer_weights")
     results = []

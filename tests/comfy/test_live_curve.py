@@ -1,4 +1,6 @@
-"""What a running node sends to the canvas: only to the client that has queued it, and not too often."""
+"""What a running node sends to the canvas: only to the client that has queued it, and not too
+often.
+"""
 
 from types import SimpleNamespace
 
@@ -35,7 +37,9 @@ def running(app):
 
 def test_it_tells_the_canvas_that_has_queued_it(live, sent, running):
     live.LiveCurve().show(lambda: {"steps": 3})
-    assert sent == [("glassbox.curve", {"node": "7", "prompt_id": "prompt", "curve": {"steps": 3}}, "canvas")]
+    assert sent == [
+        ("glassbox.curve", {"node": "7", "prompt_id": "prompt", "curve": {"steps": 3}}, "canvas")
+    ]
 
 
 def test_a_few_times_a_second(live, sent, running, monkeypatch):

@@ -1,4 +1,5 @@
-"""Hooking nodes beside what other packs do to a call: areas, tiles, rows multiplied or attention replaced.
+"""Hooking nodes beside what other packs do to a call: areas, tiles, rows multiplied or attention
+replaced.
 
 The stand-ins behave as the kinds of nodes that their names say; none is anybody's code.
 """
@@ -35,14 +36,24 @@ def text(demo, prompt):
 
 def direction(demo, *ids):
     steering = demo.app.module("nodes.activations.steering")
-    specs = demo.app.module("nodes.activations.catalog_unet").catalog(demo.model.model.diffusion_model)
+    specs = demo.app.module("nodes.activations.catalog_unet").catalog(
+        demo.model.model.diffusion_model
+    )
     channels = {spec.id: spec.channels for spec in specs}
     generator = torch.Generator().manual_seed(0)
-    return steering.SteeringDirection({id_: torch.randn(channels[id_], generator=generator) for id_ in ids}, "test")
+    return steering.SteeringDirection(
+        {id_: torch.randn(channels[id_], generator=generator) for id_ in ids}, "test"
+    )
 
 
 def steered(demo, model=None, ids=(SPATIAL,), **changes):
-    given = {"strength": 3.0, "start_percent": 0.0, "end_percent": 1.0, "rows": "conditional", "preserve_norm": False}
+    given = {
+        "strength": 3.0,
+        "start_percent": 0.0,
+        "end_percent": 1.0,
+        "rows": "conditional",
+        "preserve_norm": False,
+    }
     given |= {"model": model or demo.model, "direction": direction(demo, *ids)}
     return demo.app.run("GBX_ActivationSteering", **{**given, **changes})[0]
 
@@ -67,7 +78,8 @@ def test_a_mask_beside_an_area_changes_nothing_in_it(demo):
 def test_a_mask_over_an_area_is_no_mask_in_it(demo):
     left = area(demo, demo.positive, 0, 0, 64, 128)
     masked, bare = (
-        demo.sample(steered(demo, **given), positive=left)["samples"] for given in ({"mask": left_half()}, {})
+        demo.sample(steered(demo, **given), positive=left)["samples"]
+        for given in ({"mask": left_half()}, {})
     )
     assert torch.equal(masked, bare)
     assert not torch.equal(masked, demo.sample(demo.model, positive=left)["samples"])
@@ -81,13 +93,17 @@ def denoised(demo, model, positive, latent, sigma=2.0):
 
 @pytest.fixture(scope="module")
 def sizeless(app):
-    """A model that is not given the size of the image, so that an area is as a latent of its own."""
+    """A model that is not given the size of the image, so that an area is as a latent of its
+    own.
+    """
     return World(app, *reduced.checkpoint("sd15"))
 
 
 @pytest.mark.parametrize("sides", [(128, 128), (128, 64), (48, 32)])
 def test_two_areas_get_their_own_parts_of_a_mask(sizeless, sides):
-    """Of a fractional mask on a wide latent, against each area as a latent of its own with its part of the mask."""
+    """Of a fractional mask on a wide latent, against each area as a latent of its own with its part
+    of the mask.
+    """
     demo = sizeless
     height, width = 128, 192
     generator = torch.Generator().manual_seed(3)
@@ -100,10 +116,20 @@ def test_two_areas_get_their_own_parts_of_a_mask(sizeless, sides):
     fine = torch.nn.functional.interpolate(mask[:, None], size=latent.shape[2:], mode="area")[:, 0]
     expected = []
     for prompt, (first, last) in zip(texts, places, strict=True):
-        part = fine[..., first:last] if sides[1] % 24 else mask[..., first * sides[1] // 24 : last * sides[1] // 24]
+        part = (
+            fine[..., first:last]
+            if sides[1] % 24
+            else mask[..., first * sides[1] // 24 : last * sides[1] // 24]
+        )
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(evaluate, "noise_for", lambda *_, first=first, last=last: noise[..., first:last])
-            expected.append(denoised(demo, steered(demo, mask=part), prompt, latent[..., first:last].contiguous()))
+            patch.setattr(
+                evaluate, "noise_for", lambda *_, first=first, last=last: noise[..., first:last]
+            )
+            expected.append(
+                denoised(
+                    demo, steered(demo, mask=part), prompt, latent[..., first:last].contiguous()
+                )
+            )
     areas = [
         area(demo, prompt, first * 8, 0, (last - first) * 8, height)
         for prompt, (first, last) in zip(texts, places, strict=True)
@@ -121,7 +147,9 @@ def test_two_areas_get_their_own_parts_of_a_mask(sizeless, sides):
 
 
 def tiled(model, together=False):
-    """A wrapper that evaluates the left and the right half of the latent under inference mode, as tiling nodes do."""
+    """A wrapper that evaluates the left and the right half of the latent under inference mode, as
+    tiling nodes do.
+    """
 
     def wrapper(apply_model, given):
         x, t, c = given["input"], given["timestep"], given["c"]
@@ -130,8 +158,13 @@ def tiled(model, together=False):
         with torch.inference_mode():
             if not together:
                 return torch.cat([apply_model(tile, t, **c) for tile in tiles], dim=3)
-            twice = {name: torch.cat([one] * 2) if torch.is_tensor(one) else one for name, one in c.items()}
-            return torch.cat(apply_model(torch.cat(tiles), torch.cat([t] * 2), **twice).chunk(2), dim=3)
+            twice = {
+                name: torch.cat([one] * 2) if torch.is_tensor(one) else one
+                for name, one in c.items()
+            }
+            return torch.cat(
+                apply_model(torch.cat(tiles), torch.cat([t] * 2), **twice).chunk(2), dim=3
+            )
 
     clone = model.clone()
     clone.set_model_unet_function_wrapper(wrapper)
@@ -146,19 +179,33 @@ def test_a_mask_with_tiles_is_refused_and_names_tiling(demo, together):
 
 @pytest.mark.parametrize("before", [True, False])
 def test_stock_context_windows_over_a_batch(demo, before):
-    """Windows of two of four images: steered as without them; one mask for each image cannot be placed."""
-    latent, masks = demo.latent(4, seed=3), torch.rand(4, 128, 128, generator=torch.Generator().manual_seed(1))
-    given = {"context_length": 2, "context_overlap": 0, "context_schedule": "standard_static", "context_stride": 1}
+    """Windows of two of four images: steered as without them; one mask for each image cannot be
+    placed.
+    """
+    latent, masks = (
+        demo.latent(4, seed=3),
+        torch.rand(4, 128, 128, generator=torch.Generator().manual_seed(1)),
+    )
+    given = {
+        "context_length": 2,
+        "context_overlap": 0,
+        "context_schedule": "standard_static",
+        "context_stride": 1,
+    }
     given |= {"closed_loop": False, "fuse_method": "relative", "dim": 0}
 
     def sample(**changes):
         model = demo.model if before else steered(demo, **changes)
         (model,) = demo.app.run("ContextWindowsManual", model=model, **given)
-        return demo.sample(steered(demo, model=model, **changes) if before else model, latent)["samples"]
+        return demo.sample(steered(demo, model=model, **changes) if before else model, latent)[
+            "samples"
+        ]
 
     expected = demo.sample(steered(demo), latent)["samples"]
     assert (sample() - expected).abs().max() <= 1e-4 * expected.abs().max()
-    with pytest.raises(ValueError, match="tiles or context windows, whose place in the image is not known"):
+    with pytest.raises(
+        ValueError, match="tiles or context windows, whose place in the image is not known"
+    ):
         sample(mask=masks)
 
 
@@ -214,7 +261,11 @@ def masked(demo, factors_of, conditional_only, bake=False):
     """The MODEL with neurons of every value projection scaled, or the same in the weights."""
     factors = demo.app.module("nodes.neurons.neuron_factors_comfy")
     named = demo.model.model.diffusion_model.named_modules()
-    found = {name: factors_of(torch.ones(one.out_features)) for name, one in named if name.endswith("attn2.to_v")}
+    found = {
+        name: factors_of(torch.ones(one.out_features))
+        for name, one in named
+        if name.endswith("attn2.to_v")
+    }
     if bake:
         return factors.bake_factors(demo.model, found)
     return factors.with_scaled(demo.model, found, (float("inf"), 0.0), conditional_only)
@@ -229,7 +280,9 @@ def half_silent(factor):
 def test_a_neuron_mask_on_all_rows_reaches_a_couple_s(demo, sides):
     """Against scaled weights, which act in every row."""
     found = demo.sample(coupled(demo, masked(demo, half_silent, False), sides))["samples"]
-    expected = demo.sample(coupled(demo, masked(demo, half_silent, False, bake=True), sides))["samples"]
+    expected = demo.sample(coupled(demo, masked(demo, half_silent, False, bake=True), sides))[
+        "samples"
+    ]
     assert (found - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
@@ -241,14 +294,20 @@ def test_a_neuron_mask_on_some_rows_of_a_couple_is_one_sentence(demo, sides):
 
 def test_at_cfg_1_all_rows_of_a_couple_are_positive(demo):
     """Nothing is to be distinguished: the same as on all rows."""
-    both, positive = (coupled(demo, masked(demo, half_silent, only), (0,)) for only in (False, True))
+    both, positive = (
+        coupled(demo, masked(demo, half_silent, only), (0,)) for only in (False, True)
+    )
     assert torch.equal(*(demo.sample(one, cfg=1.0)["samples"] for one in (both, positive)))
 
 
 @pytest.mark.parametrize("sides", COUPLES)
 def test_attention_scaling_of_a_couple_is_one_sentence(demo, sides):
     scaling = demo.app.module("nodes.neurons.attention_scaling_comfy")
-    paths = [name for name, _ in demo.model.model.diffusion_model.named_modules() if name.endswith("attn2")]
+    paths = [
+        name
+        for name, _ in demo.model.model.diffusion_model.named_modules()
+        if name.endswith("attn2")
+    ]
     tokens = demo.positive[0][0].shape[1]
     model = scaling.with_attention(demo.model, paths, 1.5, torch.zeros(tokens, dtype=torch.bool))
     with pytest.raises(ValueError, match="attention couple"):
@@ -269,7 +328,9 @@ def adapted(model):
 
     clone = model.clone()
     for block in (
-        [("input", number) for number in range(12)] + [("middle", 0)] + [("output", number) for number in range(12)]
+        [("input", number) for number in range(12)]
+        + [("middle", 0)]
+        + [("output", number) for number in range(12)]
     ):
         for index in range(4):
             clone.set_model_attn2_replace(replace, *block, index)
@@ -293,8 +354,13 @@ def evaluated_again(model):
 
 @pytest.mark.parametrize("neighbor", [adapted, evaluated_again])
 def test_beside_a_neighbor_in_either_order_a_changer_acts_alike(demo, neighbor):
-    first, second = neighbor(steered(demo, mask=left_half())), steered(demo, neighbor(demo.model), mask=left_half())
-    one, two, plain = (demo.sample(model)["samples"] for model in (first, second, neighbor(demo.model)))
+    first, second = (
+        neighbor(steered(demo, mask=left_half())),
+        steered(demo, neighbor(demo.model), mask=left_half()),
+    )
+    one, two, plain = (
+        demo.sample(model)["samples"] for model in (first, second, neighbor(demo.model))
+    )
     assert torch.equal(one, two)
     assert not torch.equal(one, plain)
 
@@ -319,14 +385,24 @@ def test_what_needs_gradients_behind_such_a_wrapper_is_one_sentence(demo, togeth
 
     def predicted(model):
         def work(session):
-            noised = session.noised(session.latents[0], torch.ones_like(session.latents[0]), torch.tensor([1.0]))
+            noised = session.noised(
+                session.latents[0], torch.ones_like(session.latents[0]), torch.tensor([1.0])
+            )
             return session.denoised(noised, torch.tensor([1.0]), [0]).requires_grad
 
-        given = ({name: lambda weight: weight + change}, [demo.latent(1)["samples"]], [demo.positive], work)
+        given = (
+            {name: lambda weight: weight + change},
+            [demo.latent(1)["samples"]],
+            [demo.positive],
+            work,
+        )
         return trainer.run(model, *given, dtype=torch.float32)
 
     assert predicted(demo.model)
-    with pytest.raises(ValueError, match=r"evaluates it without gradients .* connect the MODEL from before that node"):
+    with pytest.raises(
+        ValueError,
+        match=r"evaluates it without gradients .* connect the MODEL from before that node",
+    ):
         predicted(tiled(demo.model, together))
 
 
@@ -335,7 +411,9 @@ def test_what_needs_gradients_behind_such_a_wrapper_is_one_sentence(demo, togeth
 
 def run_custom(demo, model, sigmas, latent=None):
     run = demo.app.run
-    (guider,) = run("CFGGuider", model=model, positive=demo.positive, negative=demo.negative, cfg=1.0)
+    (guider,) = run(
+        "CFGGuider", model=model, positive=demo.positive, negative=demo.negative, cfg=1.0
+    )
     (sampler,), (noise,) = run("KSamplerSelect", sampler_name="euler"), run("DisableNoise")
     given = {"noise": noise, "guider": guider, "sampler": sampler, "sigmas": sigmas}
     return run("SamplerCustomAdvanced", **given, latent_image=latent or demo.latent(1))[0]
@@ -343,7 +421,9 @@ def run_custom(demo, model, sigmas, latent=None):
 
 @pytest.mark.parametrize("flip", [False, True])
 def test_steps_are_counted_in_the_direction_of_sampling(demo, flip):
-    (sigmas,) = demo.app.run("BasicScheduler", model=demo.model, scheduler="normal", steps=5, denoise=1.0)
+    (sigmas,) = demo.app.run(
+        "BasicScheduler", model=demo.model, scheduler="normal", steps=5, denoise=1.0
+    )
     if flip:
         (sigmas,) = demo.app.run("FlipSigmas", sigmas=sigmas)
     model, recording = demo.record("1, 3", "conditional", SPATIAL)
@@ -355,11 +435,19 @@ def test_steps_are_counted_in_the_direction_of_sampling(demo, flip):
 
 def test_what_was_recorded_backwards_is_patched_backwards(demo):
     """Patching a run's own activations into it changes nothing; those of another step would."""
-    (sigmas,) = demo.app.run("BasicScheduler", model=demo.model, scheduler="normal", steps=4, denoise=1.0)
+    (sigmas,) = demo.app.run(
+        "BasicScheduler", model=demo.model, scheduler="normal", steps=4, denoise=1.0
+    )
     (sigmas,) = demo.app.run("FlipSigmas", sigmas=sigmas)
     model, recording = demo.record("all", "conditional", SPATIAL)
     samples = run_custom(demo, model, sigmas)
-    given = {"recording": recording, "latent": samples, "ids": "*", "patched_steps": "1", "strength": 1.0}
+    given = {
+        "recording": recording,
+        "latent": samples,
+        "ids": "*",
+        "patched_steps": "1",
+        "strength": 1.0,
+    }
     patched = demo.app.run("GBX_ActivationPatching", model=demo.model, **given)[0]
     again = run_custom(demo, patched, sigmas)["samples"]
     assert (again - samples["samples"]).abs().max() <= 1e-4 * samples["samples"].abs().max()

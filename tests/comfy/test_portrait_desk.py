@@ -1,4 +1,6 @@
-"""The portrait desks: each part can be switched off on the canvas, and what is left is complete and runs."""
+"""The portrait desks: each part can be switched off on the canvas, and what is left is complete and
+runs.
+"""
 
 import itertools
 
@@ -31,7 +33,9 @@ def _without(name, off):
 
 @pytest.mark.parametrize("name", _DESKS)
 def test_nothing_lacks_an_input_whatever_is_off(name, object_info):
-    for off in itertools.chain.from_iterable(itertools.combinations(_PARTS, number) for number in range(5)):
+    for off in itertools.chain.from_iterable(
+        itertools.combinations(_PARTS, number) for number in range(5)
+    ):
         prompt = workflow.to_prompt(_without(name, off), object_info)
         for node in prompt.values():
             required = object_info[node["class_type"]]["input"].get("required", {})

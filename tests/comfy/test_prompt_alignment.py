@@ -15,7 +15,10 @@ def test_agreement_with_clip(app, tmp_path):
     with torch.inference_mode():
         found = pack.measure("a red hat", images, clip, seen)
         text = clip.encode_from_tokens(clip.tokenize("a red hat"), return_pooled=True)[1]
-        expected = [torch.cosine_similarity(seen.encode_image(one[None])["image_embeds"], text) for one in images]
+        expected = [
+            torch.cosine_similarity(seen.encode_image(one[None])["image_embeds"], text)
+            for one in images
+        ]
         torch.testing.assert_close(found.values, torch.cat(expected), atol=1e-6, rtol=1e-5)
         for broken, why in (
             ((clip, reduced.clip_vision(tmp_path, 48)), "48 channels and the CLIP's 64"),

@@ -1,5 +1,6 @@
-"""Quantized checkpoints, as most people load Flux: each way to act on a MODEL gives what it gives on the same numbers
-in float32, or is refused by one sentence before anything is evaluated."""
+"""Quantized checkpoints, as most people load Flux: each way to act on a MODEL gives what it gives
+on the same numbers in float32, or is refused by one sentence before anything is evaluated.
+"""
 
 import members
 import pytest
@@ -10,10 +11,12 @@ import weight_nodes
 _REFUSED = "custom loader"
 _SENTENCE = "This MODEL is quantized .* load the fp16, bf16 or plain fp8 file"
 _LAYER = "output_blocks.4.1.transformer_blocks.0.attn2"
-#: Of the norm, since single values differ with the processor: quantized layers multiply in another order, and the first
-#: step from a sigma of 4,500 rounds latents of some 10,000, whose last place is 1e-3.
+#: Of the norm, since single values differ with the processor: quantized layers multiply in another
+#: order, and the first step from a sigma of 4,500 rounds latents of some 10,000, whose last place
+#: is 1e-3.
 _CLOSE = 5e-4
-#: Of ComfyUI's own forward pass of int8 layers, which rounds their inputs to 8 bits, most at the first step.
+#: Of ComfyUI's own forward pass of int8 layers, which rounds their inputs to 8 bits, most at the
+#: first step.
 _CLOSE_IN_INT8 = 0.1
 
 
@@ -51,7 +54,12 @@ def hooked(app, model, node):
         given = {"mask": mask.NeuronMask(mask.uniform_scales(rows)), "strength": 1.0}
         given |= {"start_percent": 0.0, "end_percent": 1.0, "apply_to": "positive"}
     else:
-        given = {"preset": "custom_ids", "ids": "up-level1-*-res-out", "recorded_steps": "all", "rows": "both"}
+        given = {
+            "preset": "custom_ids",
+            "ids": "up-level1-*-res-out",
+            "recorded_steps": "all",
+            "rows": "both",
+        }
         given |= {"pool_size": 1, "precision": "fp32"}
     return app.run(node, model=model, **given)[0]
 
@@ -66,11 +74,13 @@ def test_hooks_on_outputs_work_on_quantized_layers(app, family, models, node):
 
 
 def test_a_point_for_the_whole_run_is_what_load_lora_makes(app, family, models):
-    """Of the same tensors bit for bit, of the file but for its own rounding, in units of what the form rounds off.
+    """Of the same tensors bit for bit, of the file but for its own rounding, in units of what the
+    form rounds off.
 
-    A layer rounds the sum again, up or down by its own random numbers: of a difference d it makes whole steps s, in
-    the mean square d s, beside the s^2 / 6 that rounding costs at all. float16 gives d < 2^-11 of a value, the form
-    s > 1 / levels of it. In float32 a few values of each thousand may fall to the other side.
+    A layer rounds the sum again, up or down by its own random numbers: of a difference d it makes
+    whole steps s, in the mean square d s, beside the s^2 / 6 that rounding costs at all. float16
+    gives d < 2^-11 of a value, the form s > 1 / levels of it. In float32 a few values of each
+    thousand may fall to the other side.
     """
     kind, small, exact = models
     to_tensors = app.module("nodes.weights.lora_writer").to_tensors
@@ -85,19 +95,31 @@ def test_a_point_for_the_whole_run_is_what_load_lora_makes(app, family, models):
     applied, same = family.apply(family.point, small), loaded(to_tensors(family.point.layers()))
     assert torch.equal(family.sample(applied, steps=2), family.sample(same, steps=2))
 
-    layers = [key.removeprefix("diffusion_model.").removesuffix(".weight") for key in applied.patches]
+    layers = [
+        key.removeprefix("diffusion_model.").removesuffix(".weight") for key in applied.patches
+    ]
     assert len(layers) == len(weight_nodes.LAYERS)
-    mine, true = (quantized.loaded_weights(one, layers) for one in (applied, family.apply(family.point, exact)))
-    costs = {"fp32": (1e-6, 0.1), "fp16": (2**-11, (6 * quantized.LEVELS.get(kind, 16) * 2**-11) ** 0.5)}
+    mine, true = (
+        quantized.loaded_weights(one, layers)
+        for one in (applied, family.apply(family.point, exact))
+    )
+    costs = {
+        "fp32": (1e-6, 0.1),
+        "fp16": (2**-11, (6 * quantized.LEVELS.get(kind, 16) * 2**-11) ** 0.5),
+    }
     for precision, (of_the_weight, of_the_rounding) in costs.items():
         file = quantized.loaded_weights(exported(precision), layers)
         for layer, weight in mine.items():
             rounding = (weight - true[layer]).norm()
-            assert (file[layer] - weight).norm() <= of_the_weight * true[layer].norm() + of_the_rounding * rounding
+            assert (file[layer] - weight).norm() <= of_the_weight * true[
+                layer
+            ].norm() + of_the_rounding * rounding
 
 
 def of_an_interval(app, family, model):
-    return family.sample(family.apply(family.point, model, start_percent=0.0, end_percent=0.5), steps=2)
+    return family.sample(
+        family.apply(family.point, model, start_percent=0.0, end_percent=0.5), steps=2
+    )
 
 
 def of_guidance(app, family, model):
@@ -123,7 +145,9 @@ def of_inversion(app, family, model):
 
 
 @pytest.mark.parametrize("make", [of_an_interval, of_guidance, of_inversion])
-def test_weight_functions_get_the_true_numbers_or_are_refused(app, family, models, make, monkeypatch):
+def test_weight_functions_get_the_true_numbers_or_are_refused(
+    app, family, models, make, monkeypatch
+):
     from comfy.model_base import BaseModel
 
     kind, small, exact = models
@@ -137,12 +161,20 @@ def test_weight_functions_get_the_true_numbers_or_are_refused(app, family, model
 
 
 def adjusted(app, family, model):
-    """The embedding after two steps of Embedding Adjustment, which trains through the quantized layers."""
+    """The embedding after two steps of Embedding Adjustment, which trains through the quantized
+    layers.
+    """
     size = {"width": 64, "height": 64, "noise_samples": 2, "seed": 3}
-    how = {"target_norm": 0.0, "steps": 2, "learning_rate": 0.05, **size}
-    with torch.inference_mode():  # as ComfyUI runs nodes: outside of it torch cannot move quantized tensors
+    how = {"target_norm": 0.0, "steps": 2, "learning_rate": 0.05, "precision": "fp32", **size}
+    with (
+        torch.inference_mode()
+    ):  # as ComfyUI runs nodes: outside of it torch cannot move quantized tensors
         found = app.run(
-            "GBX_EmbeddingAdjustment", model=model, positive=family.positive, negative=family.negative, **how
+            "GBX_EmbeddingAdjustment",
+            model=model,
+            positive=family.positive,
+            negative=family.negative,
+            **how,
         )
     return found[0][0][0]
 
@@ -154,23 +186,33 @@ def test_embedding_adjustment_gives_the_same_embedding_or_is_refused(app, family
             adjusted(app, family, small)
         return
     expected, start = adjusted(app, family, exact), family.positive[0][0]
-    family.sample(family.apply(family.point, small), steps=1)  # leaves its weights loaded, which must be moved away
+    family.sample(
+        family.apply(family.point, small), steps=1
+    )  # leaves its weights loaded, which must be moved away
     moved = (expected - start).norm()
     assert moved > 0
-    # AdamW makes whole steps of gradients near 0, whose sign is that of rounding: few values, but large differences.
+    # AdamW makes whole steps of gradients near 0, whose sign is that of rounding: few values, but
+    # large differences.
     assert (adjusted(app, family, small) - expected).norm() < 0.02 * moved
 
 
 def trained(app, family, model, algorithm):
     """The parameters of adapters after three steps."""
-    adapters, trainer = (app.module(f"nodes.host.training.{name}") for name in ("adapters", "trainer"))
-    made = adapters.create(model, algorithm, 2, torch.float32, 1, None, layers="attn2, input_blocks.1")
+    adapters, trainer = (
+        app.module(f"nodes.host.training.{name}") for name in ("adapters", "trainer")
+    )
+    made = adapters.create(
+        model, algorithm, 2, torch.float32, 1, None, layers="attn2, input_blocks.1"
+    )
     latent = torch.randn(1, 24, 8, 8, generator=members.generator(0))
     optimizer = torch.optim.SGD(made.parameters.values(), 0.1)
 
     def work(session):
         for step in range(3):
-            noise, sigmas = torch.randn(1, 24, 8, 8, generator=members.generator(step)), torch.tensor([1.0])
+            noise, sigmas = (
+                torch.randn(1, 24, 8, 8, generator=members.generator(step)),
+                torch.tensor([1.0]),
+            )
             noised = session.noised(session.latents[0], noise, sigmas)
             (session.denoised(noised, sigmas, [0]) - session.latents[0]).square().mean().backward()
             optimizer.step()
@@ -189,7 +231,9 @@ def test_adapters_are_trained_on_the_true_numbers_or_refused(app, family, models
         return
     expected = trained(app, family, exact, algorithm)
     adapters = app.module("nodes.host.training.adapters")
-    start = adapters.create(exact, algorithm, 2, torch.float32, 1, None, layers="attn2, input_blocks.1").lora()
+    start = adapters.create(
+        exact, algorithm, 2, torch.float32, 1, None, layers="attn2, input_blocks.1"
+    ).lora()
     moved = (expected - torch.cat([value.flatten() for value in start.values()])).abs().max()
     assert (trained(app, family, small, algorithm) - expected).abs().max() < 0.01 * moved
 
@@ -203,7 +247,9 @@ def test_adapters_of_files_read_the_true_numbers_or_are_refused(app, models):
             updates.ComfyAdapters(small)
         return
     readers = [updates.ComfyAdapters(model) for model in (small, exact)]
-    layer = next(name for name in readers[0]._weights if name.endswith("attn2_to_v") or "attn2.to_v" in name)
+    layer = next(
+        name for name in readers[0]._weights if name.endswith("attn2_to_v") or "attn2.to_v" in name
+    )
     inputs, outputs = readers[0].shape(layer, {})
     generator = members.generator(3)
     tensors = {
@@ -234,8 +280,19 @@ def test_layers_that_can_only_multiply_fp8_by_fp8_are_refused(app, family, fp8_d
     for layer in small.model.modules():
         if hasattr(layer, "scale_input"):
             layer.scale_input = torch.nn.Parameter(torch.ones(()), requires_grad=False)
-    with pytest.raises(ValueError, match=_SENTENCE):
+    weights = {name: value.clone() for name, value in small.model.state_dict().items()}
+    with pytest.raises(ValueError, match=r"^This MODEL is quantized \(diffusion_model\.") as caught:
         of_an_interval(app, family, small)
+    assert str(caught.value).endswith("load the fp16, bf16 or plain fp8 file of the model.")
+    named = str(caught.value).split("(")[1].split(".weight)")[0]
+    assert small.model.get_submodule(named).scale_input is not None
+    for name, value in small.model.state_dict().items():
+        now, before = (one.reshape(-1).view(torch.uint8) for one in (value, weights[name]))
+        assert torch.equal(now, before), name
+    for layer in small.model.modules():  # what alone stood in the way
+        if hasattr(layer, "scale_input"):
+            layer.scale_input = None
+    assert of_an_interval(app, family, small) is not None
 
 
 def test_layers_that_multiply_fp8_by_fp8_have_true_gradients(app, family, fp8_device):

@@ -1,4 +1,6 @@
-"""ComfyUI's Stop: where the pack looks at it, and that a node ends there. How long it waits: `run.py fuzz --stop`."""
+"""ComfyUI's Stop: where the pack looks at it, and that a node ends there. How long it waits:
+`run.py fuzz --stop`.
+"""
 
 import threading
 
@@ -38,7 +40,7 @@ def test_stop_comes_while_a_long_operation_runs(management, progress, monkeypatc
         management.interrupt_current_processing()
         assert stopped.wait(60)
 
-    monkeypatch.setattr(progress, "_MANY", 8)
+    monkeypatch.setattr(progress, "_LARGE", 8)
     with pytest.raises(management.InterruptProcessingException), progress.stoppable():
         assert torch.equal(torch.linalg.eigh(matrix)[0], torch.ones(8))
         torch.overrides.handle_torch_function(linalg_eigh, (matrix,), matrix)
@@ -46,7 +48,9 @@ def test_stop_comes_while_a_long_operation_runs(management, progress, monkeypatc
 
 
 def test_stop_is_not_taken_for_an_error_of_what_is_read(management, progress):
-    """Readers say of a file whatever its parser raises; between two operations of the parser somebody presses Stop."""
+    """Readers say of a file whatever its parser raises; between two operations of the parser
+    somebody presses Stop.
+    """
     ended = []
     with pytest.raises(management.InterruptProcessingException), progress.stoppable():
         management.interrupt_current_processing()
@@ -60,7 +64,9 @@ def test_stop_is_not_taken_for_an_error_of_what_is_read(management, progress):
 
 
 @pytest.mark.parametrize(("form", "stop_at"), [("singular_values", 6), ("weight_updates", 2)])
-def test_a_build_that_is_stopped_while_it_reads_keeps_all(app, management, tmp_path, monkeypatch, form, stop_at):
+def test_a_build_that_is_stopped_while_it_reads_keeps_all(
+    app, management, tmp_path, monkeypatch, form, stop_at
+):
     """Where files that cannot be read are skipped, a stopped one would be missing from then on."""
     import folder_paths
     import members
@@ -79,7 +85,12 @@ def test_a_build_that_is_stopped_while_it_reads_keeps_all(app, management, tmp_p
         return real(*args)
 
     given = {"rank": 4, "energy": 0.99, "components": 3, "standardize": True, "on_mismatch": "skip"}
-    given |= {"folder": f"read {form}", "filename": f"read {form}", "form": form, "storage": "float32"}
+    given |= {
+        "folder": f"read {form}",
+        "filename": f"read {form}",
+        "form": form,
+        "storage": "float32",
+    }
     given = {name: [value] for name, value in given.items()}
     with monkeypatch.context() as patched:
         patched.setattr(reader, "_load", load)
@@ -108,12 +119,22 @@ def test_a_node_without_a_model_is_stopped_between_two_operations(app, managemen
     assert not ended
 
 
-def test_a_node_that_evaluates_is_not_looked_at_between_operations(app, management, progress, monkeypatch):
+def test_a_node_that_evaluates_is_not_looked_at_between_operations(
+    app, management, progress, monkeypatch
+):
     """A look at each operation would slow evaluations down: Stop is looked at between them."""
     model, clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
     (positive,) = app.run("CLIPTextEncode", clip=clip, text="portrait")
-    monkeypatch.setattr(progress.stoppable, "__torch_function__", lambda *_, **__: pytest.fail("an operation"))
-    given = {"noise_unit": "paper_t", "level": 50.0, "noise_samples": 1, "pool_size": 1, "precision": "fp32"}
+    monkeypatch.setattr(
+        progress.stoppable, "__torch_function__", lambda *_, **__: pytest.fail("an operation")
+    )
+    given = {
+        "noise_unit": "paper_t",
+        "level": 50.0,
+        "noise_samples": 1,
+        "pool_size": 1,
+        "precision": "fp32",
+    }
     latent = {"samples": torch.zeros(1, 24, 8, 8)}
     app.run(
         "GBX_LayerActivationTap",
@@ -138,7 +159,9 @@ def test_what_a_stopped_thread_has_left_ends_at_its_next_operation(management, p
         finally:
             ended.set()
 
-    stopper = threading.Thread(target=lambda: begun.wait(60) and management.interrupt_current_processing())
+    stopper = threading.Thread(
+        target=lambda: begun.wait(60) and management.interrupt_current_processing()
+    )
     stopper.start()
     with pytest.raises(management.InterruptProcessingException):
         progress.interruptible(work)
@@ -201,7 +224,13 @@ def test_noise_stops_while_it_is_assigned(app, management, monkeypatch, pairing)
     assignment, stopped = app.module("nodes.noise.assignment"), threading.Event()
     (drawn,) = app.run("RandomNoise", noise_seed=1)
     latent = {"samples": torch.randn(4, 4, 8, 8)}
-    how = {"cost": "dot_product", "pool_index": 0, "k": 4.0, "nearest_form": "closed_form", "grouping": "ignore"}
+    how = {
+        "cost": "dot_product",
+        "pool_index": 0,
+        "k": 4.0,
+        "nearest_form": "closed_form",
+        "grouping": "ignore",
+    }
     how |= {"labels": "", "penalty": 1.0, "pool_size": 8}
     noise = app.run("GBX_ImmiscibleNoise", noise=drawn, latent=latent, pairing=pairing, **how)[0]
 

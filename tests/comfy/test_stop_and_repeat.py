@@ -1,4 +1,6 @@
-"""Stop in the middle of a node, and the same prompt queued again in the same server: it goes on where it was."""
+"""Stop in the middle of a node, and the same prompt queued again in the same server: it goes on
+where it was.
+"""
 
 import pytest
 import resumable
@@ -36,6 +38,7 @@ def test_with_every_cache_of_comfyui(app, monkeypatch, cache):
 _FREE = {
     "GBX_TrainLoraImmiscible": "validation_interval",
     "GBX_W2WInvert": "preview_interval",
+    "GBX_TrainSlider": "checkpoint_interval",
     "GBX_W2WTrainSpace": "checkpoint_interval",
 }
 

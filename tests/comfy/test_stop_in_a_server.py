@@ -1,4 +1,6 @@
-"""A server in a process of its own: Stop and Finish now by HTTP while a training runs, and the same prompt again."""
+"""A server in a process of its own: Stop and Finish now by HTTP while a training runs, and the same
+prompt again.
+"""
 
 import json
 import urllib.error
@@ -19,9 +21,16 @@ def prompt(client, name, steps):
     required = client.object_info()[_NODE]["input"]["required"]
     given = {name: spec[1]["default"] for name, spec in required.items() if "default" in spec[1]}
     given |= {
-        name: spec[1]["options"][0] for name, spec in required.items() if "options" in spec[1] and name not in given
+        name: spec[1]["options"][0]
+        for name, spec in required.items()
+        if "options" in spec[1] and name not in given
     }
-    given |= {**NODES[_NODE][0], "checkpoint_name": f"server/{name}", "checkpoint_interval": 1000, "steps": steps}
+    given |= {
+        **NODES[_NODE][0],
+        "checkpoint_name": f"server/{name}",
+        "checkpoint_interval": 1000,
+        "steps": steps,
+    }
     nodes |= {"7": (_NODE, given), "losses": ("PreviewAny", {"source": ["7", 2]})}
     return {id_: {"class_type": kind, "inputs": inputs} for id_, (kind, inputs) in nodes.items()}
 
@@ -31,11 +40,15 @@ def losses(entry):
 
 
 def cached(entry):
-    return next(data["nodes"] for kind, data in entry["status"]["messages"] if kind == "execution_cached")
+    return next(
+        data["nodes"] for kind, data in entry["status"]["messages"] if kind == "execution_cached"
+    )
 
 
 def followed(client, given, at_step, act):
-    """The history entry of a prompt, and its training's first step; ``act`` is called once when it is at a step."""
+    """The history entry of a prompt, and its training's first step; ``act`` is called once when it
+    is at a step.
+    """
     id_, steps = client.queue(given), []
 
     def on_progress(progress):
@@ -52,7 +65,9 @@ def finish(client, prompt_id, client_id):
     """Status and answer of the route."""
     query = urllib.parse.urlencode({"prompt_id": prompt_id, "node": "7", "client_id": client_id})
     try:
-        with urllib.request.urlopen(urllib.request.Request(f"{client.url}/glassbox/finish?{query}", b"")) as answer:
+        with urllib.request.urlopen(
+            urllib.request.Request(f"{client.url}/glassbox/finish?{query}", b"")
+        ) as answer:
             return answer.status, json.load(answer)
     except urllib.error.HTTPError as refusal:
         return refusal.code, json.load(refusal)

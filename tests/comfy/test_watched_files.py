@@ -1,4 +1,6 @@
-"""Files behind inputs: a changed one is read again, a name by wire never trusted, a deleted result made again."""
+"""Files behind inputs: a changed one is read again, a name by wire never trusted, a deleted result
+made again.
+"""
 
 import json
 import math
@@ -10,7 +12,15 @@ import repository
 import resumable
 
 #: Inputs that sound like files and name none that is read: they are written, or are no files.
-NOT_READ = {"filename", "filename_prefix", "file_format", "scan_file", "checkpoint_name", "member_name", "name"}
+NOT_READ = {
+    "filename",
+    "filename_prefix",
+    "file_format",
+    "scan_file",
+    "checkpoint_name",
+    "member_name",
+    "name",
+}
 NOT_READ |= {"name_a", "name_b", "part_names"}
 CONTRACT = json.loads((repository.ROOT / "tests" / "node_contract.json").read_text("utf-8"))
 
@@ -32,14 +42,21 @@ def named_files(app):
 def test_every_widget_that_names_a_file_is_watched(app):
     found = list(named_files(app))
     assert len(found) > 12
-    assert [(node, field.id) for node, field in found if field.id not in getattr(app.classes[node], "READS", {})] == []
+    assert [
+        (node, field.id)
+        for node, field in found
+        if field.id not in getattr(app.classes[node], "READS", {})
+    ] == []
 
 
 def test_a_name_by_wire_runs_at_every_queue(app):
     for name, node in app.classes.items():
         for read in getattr(node, "READS", {}):
             lists = node.GET_SCHEMA().is_input_list
-            assert math.isnan(node.fingerprint_inputs(**{read: [None] if lists else None})), (name, read)
+            assert math.isnan(node.fingerprint_inputs(**{read: [None] if lists else None})), (
+                name,
+                read,
+            )
 
 
 @pytest.mark.parametrize(
@@ -48,7 +65,6 @@ def test_a_name_by_wire_runs_at_every_queue(app):
         ("GBX_LoadActivations", "file", "output"),
         ("GBX_LoadSteeringDirection", "file", "output"),
         ("GBX_LoadNeuronMask", "file", "input"),
-        ("GBX_LoadNeuronStatistics", "file", "input"),
         ("GBX_NeuronStatistics", "statistics_file", "input"),
         ("GBX_LoadSparseAutoencoder", "file", "input"),
         ("GBX_MemorizationScore", "prompts_file", "input"),
@@ -92,7 +108,11 @@ def test_a_deleted_result_is_made_again(app, monkeypatch, node):
     queue.run("deleted", monkeypatch)
     queue.run("deleted", monkeypatch)
     assert queue.cached
-    folder = folder_paths.get_folder_paths("w2w")[0] if "Build" in node else folder_paths.get_output_directory()
+    folder = (
+        folder_paths.get_folder_paths("w2w")[0]
+        if "Build" in node
+        else folder_paths.get_output_directory()
+    )
     file = Path(folder, "deleted.safetensors" if "Build" in node else "deleted.csv")
     file.unlink()
     queue.run("deleted", monkeypatch)
@@ -100,7 +120,9 @@ def test_a_deleted_result_is_made_again(app, monkeypatch, node):
 
 
 class Wired:
-    """An executor that runs a node at the end of a prompt, one of whose inputs comes by wire from a text."""
+    """An executor that runs a node at the end of a prompt, one of whose inputs comes by wire from a
+    text.
+    """
 
     def __init__(self, app, cache="CLASSIC"):
         app.classes["TestKept"] = resumable.Kept
@@ -157,7 +179,14 @@ def test_a_deleted_result_whose_name_came_by_wire_is_made_again(app):
     import folder_paths
 
     wired, file = Wired(app), Path(folder_paths.get_folder_paths("w2w")[0], "wired.safetensors")
-    given = {name: value for name, value in resumable.NODES["GBX_W2WBuildSpace"][0].items() if name != "filename"}
-    assert [wired.run("GBX_W2WBuildSpace", given, "filename", "wired")[1] for _ in range(2)] == [False, True]
+    given = {
+        name: value
+        for name, value in resumable.NODES["GBX_W2WBuildSpace"][0].items()
+        if name != "filename"
+    }
+    assert [wired.run("GBX_W2WBuildSpace", given, "filename", "wired")[1] for _ in range(2)] == [
+        False,
+        True,
+    ]
     file.unlink()
     assert wired.run("GBX_W2WBuildSpace", given, "filename", "wired")[1] is False and file.is_file()

@@ -1,7 +1,8 @@
 """Exceptions in the middle of a sampling run: inside the network, and inside the pack's own code.
 
-A line of the pack is a place for one when it calls something and is no part of what restores: a `finally`, an
-`except`, the end of a `with`. The exception comes at the middle one of the times that a run passes the line.
+A line of the pack is a place for one when it calls something and is no part of what restores: a
+`finally`, an `except`, the end of a `with`. The exception comes at the middle one of the times that
+a run passes the line.
 """
 
 from __future__ import annotations
@@ -39,7 +40,9 @@ def last_places(found: dict[Place, int]) -> dict[Place, int]:
 
 
 def breaks_at(run: Callable[[], object], place: Place, time: int) -> bool:
-    """Whether a run ends with an exception that is raised when it passes a place for the ``time``-th time."""
+    """Whether a run ends with an exception that is raised when it passes a place for the
+    ``time``-th time.
+    """
     left = time
 
     def passed(at: Place) -> None:
@@ -53,7 +56,9 @@ def breaks_at(run: Callable[[], object], place: Place, time: int) -> bool:
 
 
 def breaks_in_call(run: Callable[[], object], network, number: int) -> bool:
-    """The same with the network's ``number``-th call, from 0, which fails as it ends; False when there is none."""
+    """The same with the network's ``number``-th call, from 0, which fails as it ends; False when
+    there is none.
+    """
     calls = 0
 
     def called(*_) -> None:
@@ -106,7 +111,9 @@ def _calling(statements: list[ast.stmt]) -> Iterator[int]:
     for statement in statements:
         blocks = [*getattr(statement, "body", []), *getattr(statement, "orelse", [])]
         inner = {id(node) for one in blocks for node in ast.walk(one)}
-        calls = any(isinstance(node, ast.Call) and id(node) not in inner for node in ast.walk(statement))
+        calls = any(
+            isinstance(node, ast.Call) and id(node) not in inner for node in ast.walk(statement)
+        )
         if calls and not isinstance(statement, ast.Try | ast.With | ast.FunctionDef | ast.ClassDef):
             yield statement.lineno
         yield from _calling(blocks)

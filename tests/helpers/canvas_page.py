@@ -13,7 +13,8 @@ import repository
 from tools.launcher import canvas
 from tools.workflows import layout
 
-#: Every front end with each of its renderers: the fixture of the server, and whether Nodes 2.0 draws.
+#: Every front end with each of its renderers: the fixture of the server, and whether Nodes 2.0
+#: draws.
 KINDS = {
     "pinned-classic": ("server", False),
     "pinned-nodes2": ("server", True),
@@ -41,24 +42,30 @@ _VUE_BOXES = """() => [...document.querySelectorAll('[data-node-id]')].map(eleme
     const box = element.getBoundingClientRect()
     return [Number(element.dataset.nodeId), box.x, box.y, box.width, box.height]
 })"""
-# Nodes that stand in a group and are drawn further down than it is, by more than two thirds of its margin: by how much.
+# Nodes that stand in a group and are drawn further down than it is, by more than two thirds of its
+# margin: by how much.
 _OUTGROWN = """() => {
     const { scale, offset } = app.canvas.ds
     const top = app.canvas.canvas.getBoundingClientRect().top
     const bottom = node => {
-        const element = LiteGraph.vueNodesMode && document.querySelector(`[data-node-id="${node.id}"]`)
-        return element ? (element.getBoundingClientRect().bottom - top) / scale - offset[1] : node.pos[1] + node.size[1]
+        const element = LiteGraph.vueNodesMode
+            && document.querySelector(`[data-node-id="${node.id}"]`)
+        return element
+            ? (element.getBoundingClientRect().bottom - top) / scale - offset[1]
+            : node.pos[1] + node.size[1]
     }
     return app.graph.groups.flatMap(group => {
         const [left, upper, width, height] = group.boundingRect ?? group._bounding
-        const within = ({ pos: [x, y] }) => x >= left && x < left + width && y >= upper && y < upper + height
+        const within = ({ pos: [x, y] }) =>
+            x >= left && x < left + width && y >= upper && y < upper + height
         return app.graph.nodes.filter(within).flatMap(node => {
             const beyond = Math.round(bottom(node) - upper - height)
             return beyond > 8 ? [`${node.title || node.type}: ${beyond}`] : []
         })
     })
 }"""
-# What a run shows, all at once: a long text in each Preview Any, and a preview in each node that samples.
+# What a run shows, all at once: a long text in each Preview Any, and a preview in each node that
+# samples.
 _SHOW_RESULTS = """async samplers => {
     const { api } = await import("/scripts/api.js")
     const square = Object.assign(document.createElement("canvas"), { width: 512, height: 512 })
@@ -67,10 +74,14 @@ _SHOW_RESULTS = """async samplers => {
     const samples = node => samplers.includes(node.type) || node.subgraph?.nodes.some(samples)
     for (const node of app.graph.nodes) {
         const [id, promptId] = [String(node.id), "run"]
-        const places = { nodeId: id, displayNodeId: id, parentNodeId: id, realNodeId: id, jobId: promptId, promptId }
+        const places = {
+            nodeId: id, displayNodeId: id, parentNodeId: id, realNodeId: id,
+            jobId: promptId, promptId,
+        }
         if (samples(node)) api.dispatchCustomEvent("b_preview_with_metadata", { blob, ...places })
         if (node.type === "PreviewAny") {
-            const detail = { node: id, display_node: id, output: { text: [text] }, prompt_id: promptId }
+            const output = { text: [text] }
+            const detail = { node: id, display_node: id, output, prompt_id: promptId }
             api.dispatchCustomEvent("executed", detail)
         }
     }
@@ -101,7 +112,8 @@ _OFF_THE_WIRES = """expected => {
 _LOOK_AT = """type => {
     const node = app.graph.nodes.find(node => node.type === type)
     const { ds } = app.canvas
-    // Panels are hidden below a scale of 0.6; of a node too high for that the end is looked at, where they are.
+    // Panels are hidden below a scale of 0.6; of a node too high for that the end is looked at,
+    // where they are.
     ds.scale = Math.max(0.65, Math.min(1, 800 / (node.size[1] + 100)))
     ds.offset[0] = 500 / ds.scale - node.pos[0]
     const top = 120 / ds.scale + 30 - node.pos[1]
@@ -133,8 +145,8 @@ _INTO_SUBGRAPH = """async ([type, promoted]) => {
     return `${host.id}:${inner.id}`
 }"""
 
-# What this front end says on a ComfyUI that is older than itself, without a way to the internet, or of a subgraph that
-# a script has made.
+# What this front end says on a ComfyUI that is older than itself, without a way to the internet, or
+# of a subgraph that a script has made.
 _NOT_OURS = (
     "Failed to load resource",
     "JobsApiError",
@@ -167,20 +179,30 @@ class Canvas(canvas.Canvas):
         return self.page.evaluate(_PROMPT)
 
     def fresh_widgets(self, types: list[str]) -> dict[str, list]:
-        """For new nodes of some types: the name of each saved widget, and whether it goes into the prompt."""
+        """For new nodes of some types: the name of each saved widget, and whether it goes into the
+        prompt.
+        """
         return dict(zip(types, self.page.evaluate(_FRESH_WIDGETS, types), strict=True))
 
     def fresh_sizes(self, types: list[str]) -> dict[str, tuple[float, float]]:
         """Width and height of new nodes of some types as drawn, with the title."""
         nodes = self.page.evaluate(_FRESH_NODES, types)
         self.pause()
-        boxes = {box[0]: tuple(box[3:]) for box in self.page.evaluate(_VUE_BOXES if self.vue else _CLASSIC_BOXES)}
+        boxes = {
+            box[0]: tuple(box[3:])
+            for box in self.page.evaluate(_VUE_BOXES if self.vue else _CLASSIC_BOXES)
+        }
         return {type_: boxes[node] for type_, node in zip(types, nodes, strict=True)}
 
     def overlaps(self) -> list[tuple[int, int]]:
         """Pairs of nodes that cover each other as drawn, by id."""
         boxes = self.page.evaluate(_VUE_BOXES if self.vue else _CLASSIC_BOXES)
-        return [(a[0], b[0]) for index, a in enumerate(boxes) for b in boxes[index + 1 :] if _overlap(a[1:], b[1:])]
+        return [
+            (a[0], b[0])
+            for index, a in enumerate(boxes)
+            for b in boxes[index + 1 :]
+            if _overlap(a[1:], b[1:])
+        ]
 
     def outgrown(self) -> list[str]:
         """The nodes that are drawn further down than the group they stand in."""
@@ -188,7 +210,9 @@ class Canvas(canvas.Canvas):
 
     @contextlib.contextmanager
     def queued(self, node_type: str, widget: str) -> Iterator[list]:
-        """What the nodes of a type are given by the prompts that the page queues, none of which runs."""
+        """What the nodes of a type are given by the prompts that the page queues, none of which
+        runs.
+        """
         values = []
 
         def answer(route):
@@ -196,8 +220,14 @@ class Canvas(canvas.Canvas):
                 route.continue_()
                 return
             entries = route.request.post_data_json["prompt"].values()
-            values.append(next(entry["inputs"][widget] for entry in entries if entry["class_type"] == node_type))
-            route.fulfill(json={"prompt_id": f"held back {len(values)}", "number": 0, "node_errors": {}})
+            values.append(
+                next(
+                    entry["inputs"][widget] for entry in entries if entry["class_type"] == node_type
+                )
+            )
+            route.fulfill(
+                json={"prompt_id": f"held back {len(values)}", "number": 0, "node_errors": {}}
+            )
 
         self.page.route(PROMPT, answer)
         try:
@@ -208,17 +238,23 @@ class Canvas(canvas.Canvas):
     def show_results(self) -> None:
         """Show long texts and previews as a run does, without the run."""
         self.page.evaluate(_SHOW_RESULTS, sorted(layout.PREVIEWS))
-        for _ in range(2):  # an image that has loaded is drawn by the canvas, which then makes room for it
+        for _ in range(
+            2
+        ):  # an image that has loaded is drawn by the canvas, which then makes room for it
             self.pause()
             self.page.evaluate("() => app.canvas.setDirty(true, true)")
         self.settle()
 
     def off_the_wires(self, expected: list[tuple[str, int, list]]) -> list[str]:
-        """Which of the pieces of wires, each "link" or "reroute", its id, and points, are drawn elsewhere."""
+        """Which of the pieces of wires, each "link" or "reroute", its id, and points, are drawn
+        elsewhere.
+        """
         return self.page.evaluate(_OFF_THE_WIRES, expected)
 
     def drawn(self) -> int:
-        """How many nodes stand on the page as elements: all of them in Nodes 2.0, none in the classic renderer."""
+        """How many nodes stand on the page as elements: all of them in Nodes 2.0, none in the
+        classic renderer.
+        """
         return len(self.page.evaluate(_VUE_BOXES))
 
     def look_at(self, node_type: str) -> None:
@@ -231,7 +267,8 @@ class Canvas(canvas.Canvas):
         return self.page.evaluate(_VALUE, [node_type, widget])
 
     def into_subgraph(self, node_type: str, promoted: str | None = None) -> str:
-        """Put the first node of a type into a subgraph and open that; returns where the server sees the node.
+        """Put the first node of a type into a subgraph and open that; returns where the server sees
+        the node.
 
         ``promoted``: a widget whose value the subgraph's node shall hold.
         """
@@ -240,11 +277,15 @@ class Canvas(canvas.Canvas):
         return place
 
     def copied(self, node_type: str) -> list:
-        """Copy and paste the first node of a type; the values of what was pasted, as Save writes them."""
+        """Copy and paste the first node of a type; the values of what was pasted, as Save writes
+        them.
+        """
         return self.page.evaluate(_COPY, node_type)
 
     def pause(self) -> None:
-        """Let a moment pass: what changes within 50 ms of another change is one step of undo for front end 1.58."""
+        """Let a moment pass: what changes within 50 ms of another change is one step of undo for
+        front end 1.58.
+        """
         self.page.wait_for_timeout(300)
 
     def undo(self) -> None:
@@ -254,7 +295,9 @@ class Canvas(canvas.Canvas):
 
 def open_canvas(browser, url: str, vue: bool) -> Canvas:
     """Open the canvas of the server in a fresh profile."""
-    opened = Canvas(browser.new_context(viewport={"width": 1600, "height": 1000}).new_page(), vue, url)
+    opened = Canvas(
+        browser.new_context(viewport={"width": 1600, "height": 1000}).new_page(), vue, url
+    )
     opened.page.on("console", lambda message: _note(opened, message))
     opened.page.on("pageerror", lambda error: opened.errors.append(str(error)))
     opened.open({})
@@ -264,7 +307,9 @@ def open_canvas(browser, url: str, vue: bool) -> Canvas:
 def _note(opened: Canvas, message) -> None:
     address = (message.location or {}).get("url", "")
     ours = repository.LINKED_AS in address or "GBX_" in message.text
-    if message.type == "error" and (ours or not any(phrase in message.text for phrase in _NOT_OURS)):
+    if message.type == "error" and (
+        ours or not any(phrase in message.text for phrase in _NOT_OURS)
+    ):
         opened.errors.append(f"{message.text} ({address})")
 
 

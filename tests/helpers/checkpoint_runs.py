@@ -1,4 +1,6 @@
-"""Runs workflows made for real checkpoints on random weights: validated and executed by ComfyUI's own queue code."""
+"""Runs workflows made for real checkpoints on random weights: validated and executed by ComfyUI's
+own queue code.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,12 @@ import published_autoencoder
 import reduced
 import release
 import repository
+import todays_networks
 from PIL import Image
 from safetensors.torch import save_file
 
-# What each of ComfyUI's loaders asks for by file name: input, models folder; and its method and part of a checkpoint.
+# What each of ComfyUI's loaders asks for by file name: input, models folder; and its method and
+# part of a checkpoint.
 _FILES = {
     "CheckpointLoaderSimple": {"ckpt_name": "checkpoints"},
     "UNETLoader": {"unet_name": "diffusion_models"},
@@ -43,6 +47,7 @@ _SMALL = {
     "training_steps": 2,
     "features": 64,
     "megapixels": 0.02,
+    "length": 5,
 }
 
 
@@ -52,7 +57,9 @@ def architecture(workflow: Path) -> str:
 
 
 def offer_files(prompt: dict, models: Path, architecture: str = "sd15") -> None:
-    """Put an empty file for every checkpoint that the prompt names where ComfyUI looks for it, and LoRAs in folders."""
+    """Put an empty file for every checkpoint that the prompt names where ComfyUI looks for it, and
+    LoRAs in folders.
+    """
     import folder_paths
 
     for entry in prompt.values():
@@ -67,7 +74,9 @@ def offer_files(prompt: dict, models: Path, architecture: str = "sd15") -> None:
             _offer_loras(models, entry["inputs"]["folder"], architecture)
         if entry["class_type"] == "GBX_W2WTrainSpace":
             for person in ("one", "another"):
-                _offer_images(Path(folder_paths.get_input_directory()) / entry["inputs"]["folder"] / person, 2)
+                _offer_images(
+                    Path(folder_paths.get_input_directory()) / entry["inputs"]["folder"] / person, 2
+                )
             (models / "w2w").mkdir(exist_ok=True)
             folder_paths.add_model_folder_path("w2w", str(models / "w2w"), is_default=True)
         if entry["class_type"] == "GBX_LoadSparseAutoencoder":
@@ -87,19 +96,25 @@ def _offer_release(spaces: Path, folder: str) -> None:
 
     layers = release.attention_layers(reduced.checkpoint("sd15")[0])
     tensors = release.write(spaces / folder, layers, count=20, components=8, known=6)
-    release.write_labels(spaces / folder, tensors["proj_1000pc"], ["Chubby", "Young", "Eyeglasses", "Male"])
+    release.write_labels(
+        spaces / folder, tensors["proj_1000pc"], ["Chubby", "Young", "Eyeglasses", "Male"]
+    )
     folder_paths.add_model_folder_path("w2w", str(spaces), is_default=True)
 
 
 def _offer_loras(models: Path, folder: str, architecture: str, count: int = 4) -> None:
-    """A folder of LoRAs, and where a space of them goes: kohya's for a U-Net, with diffusers' names for Flux."""
+    """A folder of LoRAs, and where a space of them goes: kohya's for a U-Net, with diffusers' names
+    for Flux.
+    """
     import folder_paths
 
     model = reduced.checkpoint(architecture)[0]
     if architecture == "flux":
         width = model.model.diffusion_model.hidden_size
         blocks = ("transformer_blocks.0.attn", "single_transformer_blocks.1.attn")
-        layers = {f"{block}.{name}": (width, width) for block in blocks for name in ("to_q", "to_v")}
+        layers = {
+            f"{block}.{name}": (width, width) for block in blocks for name in ("to_q", "to_v")
+        }
     else:
         layers = release.attention_layers(model)
     (models / "loras" / folder).mkdir(parents=True)
@@ -121,36 +136,58 @@ def _offer_images(folder: Path, count: int = 4) -> None:
 
 
 def swap_loaders(monkeypatch, architecture: str) -> None:
-    """Let ComfyUI's loaders hand out random weights of the architecture instead of reading a file."""
+    """Let ComfyUI's loaders hand out random weights of the architecture instead of reading a
+    file.
+    """
     import nodes
 
-    parts = reduced.checkpoint(architecture)
+    todays = architecture in todays_networks.ARCHITECTURES
+    parts = (todays_networks if todays else reduced).checkpoint(architecture)
     for name, (method, which) in _PARTS.items():
-        monkeypatch.setattr(nodes.NODE_CLASS_MAPPINGS[name], method, lambda self, *a, _which=which, **k: parts[_which])
+        monkeypatch.setattr(
+            nodes.NODE_CLASS_MAPPINGS[name],
+            method,
+            lambda self, *a, _which=which, **k: parts[_which],
+        )
 
 
 def cut(prompt: dict) -> dict:
-    """The prompt with few steps and a small image; masks keep their sizes, of which one is a part of another."""
+    """The prompt with few steps and a small image; masks keep their sizes, of which one is a part
+    of another.
+    """
     small = {
-        node: {k: v for k, v in _SMALL.items() if k in entry["inputs"] and entry["class_type"] != "SolidMask"}
+        node: {
+            k: v
+            for k, v in _SMALL.items()
+            if k in entry["inputs"] and entry["class_type"] != "SolidMask"
+        }
         for node, entry in prompt.items()
     }
-    return {node: {**entry, "inputs": {**entry["inputs"], **small[node]}} for node, entry in prompt.items()}
+    return {
+        node: {**entry, "inputs": {**entry["inputs"], **small[node]}}
+        for node, entry in prompt.items()
+    }
 
 
 def validate(prompt: dict) -> list[str]:
     """Let ComfyUI's queue validate the prompt; returns the output nodes, fails with its reasons."""
     import execution
 
-    valid, error, outputs, node_errors = asyncio.run(execution.validate_prompt("test", prompt, None))
+    valid, error, outputs, node_errors = asyncio.run(
+        execution.validate_prompt("test", prompt, None)
+    )
     assert valid and not node_errors, (error, node_errors)
     return outputs
 
 
 def execute(prompt: dict) -> dict:
-    """Validate and run the prompt with ComfyUI's executor; returns what its output nodes show, by node."""
+    """Validate and run the prompt with ComfyUI's executor; returns what its output nodes show, by
+    node.
+    """
     outputs = validate(prompt)
     executor = newer.executor("CLASSIC")
     executor.execute(prompt, "test", {}, outputs)
-    assert executor.success, [data for kind, data in executor.status_messages if kind == "execution_error"]
+    assert executor.success, [
+        data for kind, data in executor.status_messages if kind == "execution_error"
+    ]
     return executor.history_result["outputs"]

@@ -1,4 +1,6 @@
-"""Small models of every family that takes size metadata, and ways to sample them and to see their conditioning."""
+"""Small models of every family that takes size metadata, and ways to sample them and to see their
+conditioning.
+"""
 
 from __future__ import annotations
 
@@ -52,12 +54,18 @@ _REFINER = {
     "num_heads": -1,
     "num_head_channels": 16,
 }
-_OTHERS = {"pixart": ("PixArtAlpha", _PIXART), "hydit": ("HunyuanDiT1", _HYDIT), "refiner": ("SDXLRefiner", _REFINER)}
+_OTHERS = {
+    "pixart": ("PixArtAlpha", _PIXART),
+    "hydit": ("HunyuanDiT1", _HYDIT),
+    "refiner": ("SDXLRefiner", _REFINER),
+}
 SEED = 5
 
 
 def model(name: str):
-    """MODEL of a family on random weights: "sdxl", "refiner", "pixart", "hydit"; also "sd15" and "flux"."""
+    """MODEL of a family on random weights: "sdxl", "refiner", "pixart", "hydit"; also "sd15" and
+    "flux".
+    """
     if name in reduced.ARCHITECTURES:
         return reduced.checkpoint(name)[0]
     import comfy.supported_models
@@ -85,7 +93,9 @@ def prompt(name: str, seed: int = 0, **metadata) -> list:
 
 
 def scheduled(app, patcher, **changes):
-    """Metadata Schedule on a MODEL with its defaults; keywords replace them. ``app`` is the fixture."""
+    """Metadata Schedule on a MODEL with its defaults; keywords replace them. ``app`` is the
+    fixture.
+    """
     given = {
         "curve": "cosine",
         "exponent": 2.0,
@@ -108,8 +118,12 @@ def guider(patcher, positive: list, negative: list, cfg: float):
     return made
 
 
-def sample(made, sigmas, side: int = 8, count: int = 1, seed: int = SEED, width: int | None = None) -> torch.Tensor:
-    """Euler samples (count, channels, side, side) of a guider over some sigmas, from seeded noise."""
+def sample(
+    made, sigmas, side: int = 8, count: int = 1, seed: int = SEED, width: int | None = None
+) -> torch.Tensor:
+    """Euler samples (count, channels, side, side) of a guider over some sigmas, from seeded
+    noise.
+    """
     import comfy.samplers
 
     channels = made.model_patcher.get_model_object("latent_format").latent_channels
@@ -128,14 +142,30 @@ def sample(made, sigmas, side: int = 8, count: int = 1, seed: int = SEED, width:
 
 @contextmanager
 def watched(patcher):
-    """Collects the network's conditioning while the block runs: one dictionary a call, its rows by "cond_or_uncond"."""
+    """Collects the network's conditioning while the block runs: one dictionary a call, its rows by
+    "cond_or_uncond".
+    """
     seen, inner = [], patcher.model.diffusion_model.forward
 
     def forward(x, timesteps, context=None, control=None, transformer_options=None, **vectors):
         tensors = {key: value.clone() for key, value in vectors.items() if hasattr(value, "clone")}
         rows = list(transformer_options["cond_or_uncond"])
-        seen.append({**tensors, "rows": rows, "timestep": timesteps.clone(), "sigma": transformer_options["sigmas"]})
-        return inner(x, timesteps, context=context, control=control, transformer_options=transformer_options, **vectors)
+        seen.append(
+            {
+                **tensors,
+                "rows": rows,
+                "timestep": timesteps.clone(),
+                "sigma": transformer_options["sigmas"],
+            }
+        )
+        return inner(
+            x,
+            timesteps,
+            context=context,
+            control=control,
+            transformer_options=transformer_options,
+            **vectors,
+        )
 
     patcher.model.diffusion_model.forward = forward
     try:

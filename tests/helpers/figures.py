@@ -21,7 +21,9 @@ def new(width: float = 8, height: float = 5) -> Figure:
 
 @dataclass
 class Panel:
-    """One pair of axes. Numbers are as drawn; what a line, bar or point is called is in ``legend``."""
+    """One pair of axes. Numbers are as drawn; what a line, bar or point is called is in
+    ``legend``.
+    """
 
     title: str
     xlabel: str
@@ -37,7 +39,8 @@ class Panel:
     #: One (left, bottom, width, height) a bar, and its color.
     bars: np.ndarray = field(default_factory=lambda: np.empty((0, 4)))
     colors: list[str] = field(default_factory=list)
-    #: Of vertical segments their two ends each, and of filled areas the greatest height at each place, from 0.
+    #: Of vertical segments their two ends each, and of filled areas the greatest height at each
+    #: place, from 0.
     segments: list[np.ndarray] = field(default_factory=list)
     areas: list[list[float]] = field(default_factory=list)
     #: Width and color of the frame.
@@ -50,7 +53,11 @@ class Panel:
 
     def verticals(self) -> dict[str, float]:
         """Label -> place of each line that crosses the panel from below."""
-        return {name: float(xy[0, 0]) for name, xy in self.lines.items() if xy[0, 0] == xy[-1, 0] and len(xy) == 2}
+        return {
+            name: float(xy[0, 0])
+            for name, xy in self.lines.items()
+            if xy[0, 0] == xy[-1, 0] and len(xy) == 2
+        }
 
     def horizontals(self) -> dict[str, float]:
         """Label -> height of each line that crosses the panel from the left."""
@@ -105,11 +112,16 @@ def _panel(axes) -> Panel:
         else:
             panel.areas += [_heights(path.vertices) for path in drawn.get_paths()]
     bars = [patch for patch in axes.patches if isinstance(patch, Rectangle)]
-    panel.bars = np.array([(*bar.get_xy(), bar.get_width(), bar.get_height()) for bar in bars]).reshape(-1, 4)
+    panel.bars = np.array(
+        [(*bar.get_xy(), bar.get_width(), bar.get_height()) for bar in bars]
+    ).reshape(-1, 4)
     panel.colors = [to_hex(bar.get_facecolor()) for bar in bars]
     spine = axes.spines["left"]
     panel.frame = (spine.get_linewidth(), to_hex(spine.get_edgecolor()))
-    panel.images = [np.ma.filled(np.ma.asarray(image.get_array(), dtype=float), math.nan) for image in axes.images]
+    panel.images = [
+        np.ma.filled(np.ma.asarray(image.get_array(), dtype=float), math.nan)
+        for image in axes.images
+    ]
     return panel
 
 
@@ -145,7 +157,9 @@ def assert_bars(panel, lefts, heights, width=0.8):
 def assert_flat_bars(panel, widths):
     """Bars to the right of 0, one below the other."""
     np.testing.assert_allclose(panel.bars[:, 0], 0, atol=1e-9)
-    np.testing.assert_allclose(panel.bars[:, 1] + panel.bars[:, 3] / 2, range(len(widths)), atol=1e-6)
+    np.testing.assert_allclose(
+        panel.bars[:, 1] + panel.bars[:, 3] / 2, range(len(widths)), atol=1e-6
+    )
     np.testing.assert_allclose(panel.bars[:, 2], widths, rtol=1e-6)
     assert panel.ylim[0] > panel.ylim[1], "the first one is above"
 
@@ -155,7 +169,9 @@ def image(number, height=3, width=5):
 
 
 def running(values):
-    return [sum(values[max(0, i + 1 - SMOOTH) : i + 1]) / min(i + 1, SMOOTH) for i in range(len(values))]
+    return [
+        sum(values[max(0, i + 1 - SMOOTH) : i + 1]) / min(i + 1, SMOOTH) for i in range(len(values))
+    ]
 
 
 def wavy(count, seed=0):

@@ -1,4 +1,6 @@
-"""Counts what a piece of work does in Python: every line that runs, in whichever file, loops of one line included."""
+"""Counts what a piece of work does in Python: every line that runs, in whichever file, loops of one
+line included.
+"""
 
 import sys
 from collections.abc import Callable

@@ -1,7 +1,9 @@
-"""Reads the imports of the pack's files and lists which of them run against the arrows of the design.
+"""Reads the imports of the pack's files and lists which of them run against the arrows of the
+design.
 
-nodes_<topic>.py -> <topic>_comfy.py -> <topic>.py -> kernels, all in nodes/<family>. ComfyUI's internals are known to
-`<topic>_comfy.py`, the ComfyUI half of one method, to nodes/host, what several families need, and to nodes/demo.
+nodes_<topic>.py -> <topic>_comfy.py -> <topic>.py -> kernels, all in nodes/<family>. ComfyUI's
+internals are known to `<topic>_comfy.py`, the ComfyUI half of one method, to nodes/host, what
+several families need, and to nodes/demo.
 """
 
 from __future__ import annotations
@@ -36,7 +38,9 @@ _INSIDERS = ("demo", "host")  # may import ComfyUI's internals, as every <topic>
 
 
 def wrong_imports(file: str, source: str) -> list[str]:
-    """The imports of one file of the pack that the design forbids; `file` is its path in the repository."""
+    """The imports of one file of the pack that the design forbids; `file` is its path in the
+    repository.
+    """
     where = PurePosixPath(file).parts
     problems = []
     for module, top_level in _imports(where, source):
@@ -57,12 +61,15 @@ def pack_files(root: Path) -> Iterator[tuple[str, str]]:
 
 
 def _imports(where: tuple[str, ...], source: str) -> Iterator[tuple[tuple[str, ...], bool]]:
-    """Every imported module, with those of the pack as (".", "nodes", ...), and whether loading the file imports it."""
+    """Every imported module, with those of the pack as (".", "nodes", ...), and whether loading the
+    file imports it.
+    """
     tree = ast.parse(source)
     deferred = {
         id(inner)
         for outer in ast.walk(tree)
         if isinstance(outer, ast.FunctionDef | ast.AsyncFunctionDef)
+        or (isinstance(outer, ast.If) and ast.unparse(outer.test) == "TYPE_CHECKING")
         for inner in ast.walk(outer)
     }
     for found in ast.walk(tree):
@@ -90,27 +97,48 @@ def _reason(where: tuple[str, ...], module: tuple[str, ...], at_once: bool) -> s
     if module[0] in _INTERNALS:
         return _comfy_reason(where, module)
     if module[0] in ("benchmarks", "glassbox", "kernels", "studies", "tests", "tools"):
-        return "imports inside the pack are relative, and the pack needs nothing of the repository's tools"
-    if where in (("__init__.py",), ("nodes", "__init__.py"), ("kernels", "__init__.py")) and at_once:
+        return (
+            "imports inside the pack are relative, and the pack needs nothing of the repository's "
+            "tools"
+        )
+    if (
+        where in (("__init__.py",), ("nodes", "__init__.py"), ("kernels", "__init__.py"))
+        and at_once
+    ):
         return None if module[0] in sys.stdlib_module_names else "this file stays light"
     return None
 
 
 def _comfy_reason(where: tuple[str, ...], module: tuple[str, ...]) -> str | None:
-    if where[0] == "nodes" and len(where) > 2 and (where[1] in _INSIDERS or _is_comfy_half(where[-1])):
+    if (
+        where[0] == "nodes"
+        and len(where) > 2
+        and (where[1] in _INSIDERS or _is_comfy_half(where[-1]))
+    ):
         return None
-    if module[:2] == ("comfy_api", "latest") and (_is_node_file(where) or where == ("nodes", "menu.py")):
+    if module[:2] == ("comfy_api", "latest") and (
+        _is_node_file(where) or where == ("nodes", "menu.py")
+    ):
         return None
-    return "only *_comfy.py, nodes/host and nodes/demo know ComfyUI (a family's nodes_*.py may use comfy_api.latest)"
+    return (
+        "only *_comfy.py, nodes/host and nodes/demo know ComfyUI (a family's nodes_*.py may use "
+        "comfy_api.latest)"
+    )
 
 
 def _inside_reason(where: tuple[str, ...], module: tuple[str, ...], at_once: bool) -> str | None:
     if where == ("__init__.py",) or where == ("nodes", "__init__.py"):
         return "this file stays light: import inside the function" if at_once else None
     if where[0] == "kernels":
-        return None if module[:1] == ("kernels",) else "kernels know nothing of the rest of the pack"
+        return (
+            None if module[:1] == ("kernels",) else "kernels know nothing of the rest of the pack"
+        )
     if module[:1] == ("kernels",):
-        return None if len(module) <= 2 else "use what kernels/__init__.py offers; its backends are its own"
+        return (
+            None
+            if len(module) <= 2
+            else "use what kernels/__init__.py offers; its backends are its own"
+        )
     return _family_reason(where, module)
 
 
@@ -123,7 +151,9 @@ def _family_reason(where: tuple[str, ...], module: tuple[str, ...]) -> str | Non
         return None if target == "common" else "nodes/common knows only kernels"
     if target in (family, "common"):
         return _own_family_reason(where, module[2:])
-    if target == "host" and (_is_node_file(where) or _is_comfy_half(where[-1]) or family in _INSIDERS):
+    if target == "host" and (
+        _is_node_file(where) or _is_comfy_half(where[-1]) or family in _INSIDERS
+    ):
         return None
     if target == "host":
         return "a method takes callables; only nodes_*.py and *_comfy.py go through nodes/host"
@@ -133,7 +163,10 @@ def _family_reason(where: tuple[str, ...], module: tuple[str, ...]) -> str | Non
 def _own_family_reason(where: tuple[str, ...], module: tuple[str, ...]) -> str | None:
     """The arrows among the files of one family."""
     if any(name.startswith("nodes_") for name in module):
-        return "nobody but nodes/menu.py knows a file of nodes: what two share belongs into a file of its own"
+        return (
+            "nobody but nodes/menu.py knows a file of nodes: what two share belongs into a file "
+            "of its own"
+        )
     if any(map(_is_comfy_half, module)) and not (_is_node_file(where) or _is_comfy_half(where[-1])):
         return "a method knows nothing of its ComfyUI half"
     return None

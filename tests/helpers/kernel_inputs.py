@@ -26,15 +26,25 @@ def gaussian(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> 
 
 
 def nearest_drawn(dtype, rows, size, k):
-    return {"data": gaussian(rows, size, dtype=dtype), "seeds": torch.arange(rows) * 2**40 - 7, "k": k}
+    return {
+        "data": gaussian(rows, size, dtype=dtype),
+        "seeds": torch.arange(rows) * 2**40 - 7,
+        "k": k,
+    }
 
 
 def assignment_cost(dtype, rows, columns, size):
-    return {"data": gaussian(rows, size, dtype=dtype), "noise": gaussian(columns, size, seed=1, dtype=dtype)}
+    return {
+        "data": gaussian(rows, size, dtype=dtype),
+        "noise": gaussian(columns, size, seed=1, dtype=dtype),
+    }
 
 
 def best_match(dtype, rows, columns, size, mutual=True):
-    queries, targets = gaussian(rows, size, dtype=dtype), gaussian(columns, size, seed=1, dtype=dtype)
+    queries, targets = (
+        gaussian(rows, size, dtype=dtype),
+        gaussian(columns, size, seed=1, dtype=dtype),
+    )
     return {"queries": queries, "targets": targets, "mutual": mutual}
 
 
@@ -67,6 +77,29 @@ def neuron_moments(dtype, prompts, tokens, neurons):
     return {"values": gaussian(prompts, tokens, neurons, dtype=dtype)}
 
 
-def mean_attention(dtype, rows, positions, keys, heads, channels, first=None):
-    query, key = (gaussian(rows, n, heads * channels, seed=n, dtype=dtype) for n in (positions, keys))
-    return {"query": query, "key": key, "heads": heads, "first": first}
+def mean_attention(
+    dtype, rows, positions, keys, heads, channels, count=None, begin=0, groups=1, mask=None
+):
+    """As views of what projections give; ``mask``: its shape but the keys, a fourth of them
+    masked.
+    """
+    query, key = (
+        gaussian(rows, n, many * channels, seed=n, dtype=dtype)
+        .unflatten(2, (many, channels))
+        .transpose(1, 2)
+        for n, many in ((positions, heads), (keys, heads // groups))
+    )
+    added = None
+    if mask is not None:
+        added = gaussian(*mask, keys, seed=5)
+        added[gaussian(*mask, keys, seed=6) > 0.7] = -torch.inf
+        added[..., begin] = 0.5  # of every position one key at least
+        added = added.to(dtype)
+    return {
+        "query": query,
+        "key": key,
+        "mask": added,
+        "scale": 0.2 if groups > 1 else None,
+        "begin": begin,
+        "count": count,
+    }

@@ -20,13 +20,21 @@ def generator(seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-def factors(seed: int, rank: int = 1, layers: dict | None = None) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
-    """down (rank, in) and up (out, rank) by layer, around a common center so that members are alike."""
+def factors(
+    seed: int, rank: int = 1, layers: dict | None = None
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """down (rank, in) and up (out, rank) by layer, around a common center so that members are
+    alike.
+    """
     made = {}
     for number, (layer, (inputs, outputs)) in enumerate((layers or LAYERS).items()):
         center, own = generator(1000 + number), generator(seed * 101 + number)
-        down = torch.randn(rank, inputs, generator=center) + 0.4 * torch.randn(rank, inputs, generator=own)
-        up = torch.randn(outputs, rank, generator=center) + 0.4 * torch.randn(outputs, rank, generator=own)
+        down = torch.randn(rank, inputs, generator=center) + 0.4 * torch.randn(
+            rank, inputs, generator=own
+        )
+        up = torch.randn(outputs, rank, generator=center) + 0.4 * torch.randn(
+            outputs, rank, generator=own
+        )
         made[layer] = (down, 0.1 * up)
     return made
 
@@ -54,12 +62,17 @@ def peft(made: dict, adapter: str = "") -> dict[str, torch.Tensor]:
 
 
 def diffusers(made: dict) -> dict[str, torch.Tensor]:
-    return {f"unet.{key.removeprefix('base_model.model.')}": value for key, value in peft(made).items()}
+    return {
+        f"unet.{key.removeprefix('base_model.model.')}": value for key, value in peft(made).items()
+    }
 
 
 def flux(made: dict) -> dict[str, torch.Tensor]:
     """As diffusers and AI Toolkit write them for Flux."""
-    return {f"transformer.{key.removeprefix('base_model.model.')}": value for key, value in peft(made).items()}
+    return {
+        f"transformer.{key.removeprefix('base_model.model.')}": value
+        for key, value in peft(made).items()
+    }
 
 
 def old_diffusers(made: dict) -> dict[str, torch.Tensor]:
@@ -73,7 +86,10 @@ def old_diffusers(made: dict) -> dict[str, torch.Tensor]:
 
 def comfyui(made: dict, extra: bool = True) -> dict[str, torch.Tensor]:
     """As ComfyUI's own trainer writes them, by the names of the original code."""
-    blocks = {"down_blocks.0.attentions.0": "input_blocks.1.1", "up_blocks.1.attentions.1": "output_blocks.4.1"}
+    blocks = {
+        "down_blocks.0.attentions.0": "input_blocks.1.1",
+        "up_blocks.1.attentions.1": "output_blocks.4.1",
+    }
     tensors = {}
     for layer, (down, up) in made.items():
         block = next(block for block in blocks if layer.startswith(block))

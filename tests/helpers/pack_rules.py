@@ -19,14 +19,18 @@ def node_problems(node_id: str, info: dict) -> list[str]:
     if not _ID.fullmatch(node_id):
         problems.append("its id is not GBX_ and a name in CamelCase")
     if not _PAPER.search(info["description"]):
-        problems.append("its description names neither its paper (arXiv 2406.09413) nor 'No paper: ...'")
+        problems.append(
+            "its description names neither its paper (arXiv 2406.09413) nor 'No paper: ...'"
+        )
     if not info["category"].startswith("Glassbox/"):
         problems.append("its category does not begin with Glassbox/")
     silent = [name for name, options in input_options(info) if not options.get("tooltip")]
     problems += [f"its input {name} has no tooltip" for name in silent]
     seen = [widget for widget in widgets.widgets(info) if not widget.advanced]
     if len(seen) > _WIDGETS:
-        problems.append(f"it shows {len(seen)} widgets: mark all but {_WIDGETS} of them as advanced")
+        problems.append(
+            f"it shows {len(seen)} widgets: mark all but {_WIDGETS} of them as advanced"
+        )
     tooltips = info.get("output_tooltips") or [None] * len(info["output"])
     for name, kind, tooltip in zip(info["output_name"], info["output"], tooltips, strict=True):
         if not tooltip and name in ("", kind):
@@ -45,15 +49,6 @@ def help_problems(info: dict, page: str | None) -> list[str]:
     for name in [name for name, _ in input_options(info)] + list(info["output_name"]):
         if not any(f"`{name}`" in line for line in lines):
             problems.append(f"its help page has no line about `{name}`")
-    return problems
-
-
-def id_problems(present: set[str], listed: list[str]) -> list[str]:
-    """How the ids of the pack's nodes differ from the committed list, which only ever grows."""
-    problems = [f"{name} has vanished: saved workflows need it for ever" for name in sorted(set(listed) - present)]
-    problems += [f"{name} is new: add it to tests/node_ids.txt" for name in sorted(present - set(listed))]
-    if listed != sorted(set(listed)):
-        problems.append("tests/node_ids.txt is not sorted, or lists an id twice")
     return problems
 
 

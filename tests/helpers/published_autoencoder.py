@@ -12,7 +12,13 @@ def write(folder: Path, k: int, encoder, decoder, pre_bias, latent_bias, usual) 
     """The three files of a block; encoder and decoder (features, channels)."""
     folder.mkdir(parents=True)
     features, channels = encoder.shape
-    config = {"n_dirs_local": features, "d_model": channels, "k": k, "auxk": 4, "dead_steps_threshold": 2441}
+    config = {
+        "n_dirs_local": features,
+        "d_model": channels,
+        "k": k,
+        "auxk": 4,
+        "dead_steps_threshold": 2441,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     weights = {"pre_bias": pre_bias, "latent_bias": latent_bias}
     weights |= {"stats_last_nonzero": torch.zeros(features, dtype=torch.long)}

@@ -1,7 +1,8 @@
-"""A MODEL in the forms in which large models are shared: scaled fp8, mixed precision, and a custom loader's own.
+"""A MODEL in the forms in which large models are shared: scaled fp8, mixed precision, and a custom
+loader's own.
 
-The scaled and mixed forms are loaded from a state dict as the ComfyUI at hand loads such a file: older ones have layers
-for scaled fp8, newer ones (from 0.4 on) read it as mixed precision.
+The scaled and mixed forms are loaded from a state dict as the ComfyUI at hand loads such a file:
+older ones have layers for scaled fp8, newer ones (from 0.4 on) read it as mixed precision.
 """
 
 from __future__ import annotations
@@ -27,10 +28,14 @@ def known(kind: str) -> bool:
 
 @torch.inference_mode()  # as loaders run
 def pair(patcher, kind: str) -> tuple:
-    """A copy of a MODEL whose matrices are quantized, and one in float32 whose matrices have the same values."""
+    """A copy of a MODEL whose matrices are quantized, and one in float32 whose matrices have the
+    same values.
+    """
     small, exact = _copied(patcher), _copied(patcher)
     networks = [each.model.diffusion_model for each in (small, exact)]
-    linears = [name for name, module in networks[0].named_modules() if isinstance(module, nn.Linear)]
+    linears = [
+        name for name, module in networks[0].named_modules() if isinstance(module, nn.Linear)
+    ]
     stored = {}
     for name in linears:
         module, other = (network.get_submodule(name) for network in networks)
@@ -42,17 +47,22 @@ def pair(patcher, kind: str) -> tuple:
         _load(networks[0], stored, kind)
         for name in linears:  # scaled fp8 layers of older hosts have biases in fp8 too
             if (bias := networks[0].get_submodule(name).bias) is not None:
-                networks[1].get_submodule(name).bias = nn.Parameter(bias.float(), requires_grad=False)
+                networks[1].get_submodule(name).bias = nn.Parameter(
+                    bias.float(), requires_grad=False
+                )
     return _patcher_of(kind, small), exact
 
 
-#: The most steps from zero that a value of a form can be: 16 of fp8's three bits, 127 of int8, 12 halves of nvfp4.
+#: The most steps from zero that a value of a form can be: 16 of fp8's three bits, 127 of int8, 12
+#: halves of nvfp4.
 LEVELS = {"int8": 127, "nvfp4": 12}
 
 
 @torch.inference_mode()
 def loaded_weights(patcher, layers: list[str]) -> dict[str, torch.Tensor]:
-    """The numbers float32 of some layers as they are in the network once the MODEL is loaded, with its LoRAs."""
+    """The numbers float32 of some layers as they are in the network once the MODEL is loaded, with
+    its LoRAs.
+    """
     import comfy.model_management
 
     comfy.model_management.load_models_gpu([patcher], force_full_load=True)
@@ -75,7 +85,11 @@ def _stored(weight: torch.Tensor, kind: str) -> tuple[dict[str, torch.Tensor], t
 
         made = QuantizedTensor.from_float(weight.clone(), "TensorCoreNVFP4Layout")
         params = made._params
-        parts = {"weight": made._qdata, "weight_scale": params.block_scale, "weight_scale_2": params.scale}
+        parts = {
+            "weight": made._qdata,
+            "weight_scale": params.block_scale,
+            "weight_scale_2": params.scale,
+        }
         return parts, made.dequantize().clone()
     if kind == "int8":
         scale = weight.abs().amax(1, keepdim=True) / 127
@@ -91,14 +105,23 @@ def _load(network: nn.Module, stored: dict[str, dict[str, torch.Tensor]], kind: 
     import comfy.ops
     import comfy.utils
 
-    state = {key: value for key, value in network.state_dict().items() if key.rpartition(".")[0] not in stored}
+    state = {
+        key: value
+        for key, value in network.state_dict().items()
+        if key.rpartition(".")[0] not in stored
+    }
     for name, parts in stored.items():
         module = network.get_submodule(name)
         parts = parts if module.bias is None else parts | {"bias": module.bias}
-        state |= {f"{name}.{_old(end) if kind == 'scaled fp8' else end}": value for end, value in parts.items()}
+        state |= {
+            f"{name}.{_old(end) if kind == 'scaled fp8' else end}": value
+            for end, value in parts.items()
+        }
     metadata = {}
     if kind == "scaled fp8":
-        state["scaled_fp8"] = torch.zeros(2, dtype=_FP8)  # of two numbers: not to be multiplied in fp8
+        state["scaled_fp8"] = torch.zeros(
+            2, dtype=_FP8
+        )  # of two numbers: not to be multiplied in fp8
     else:
         layers = {name: {"format": _FORMATS[kind]} for name in stored}
         metadata["_quantization_metadata"] = json.dumps({"format_version": "1.0", "layers": layers})
@@ -116,7 +139,9 @@ def _load(network: nn.Module, stored: dict[str, dict[str, torch.Tensor]], kind: 
     classes = comfy.ops.pick_operations(None, torch.float32, model_config=config, **older)
     for name in stored:
         old = network.get_submodule(name)
-        layer = classes.Linear(old.in_features, old.out_features, bias=old.bias is not None, dtype=torch.float32)
+        layer = classes.Linear(
+            old.in_features, old.out_features, bias=old.bias is not None, dtype=torch.float32
+        )
         network.set_submodule(name, layer)
     network.load_state_dict(state)
     network.requires_grad_(False)
@@ -137,7 +162,9 @@ def _put(module: nn.Module, kind: str, stored: dict[str, torch.Tensor]) -> None:
 
 
 def model_copy(model):
-    """A model with weights of its own and the same configuration, which newer versions of ComfyUI cannot copy."""
+    """A model with weights of its own and the same configuration, which newer versions of ComfyUI
+    cannot copy.
+    """
     return copy.deepcopy(model, {id(model.model_config): model.model_config})
 
 
@@ -153,7 +180,9 @@ def _copied(patcher):
 
 
 def _patcher_of(kind: str, patcher):
-    """The copy in the patcher class of its loader: custom loaders bring their own, which give LoRAs to their layers."""
+    """The copy in the patcher class of its loader: custom loaders bring their own, which give LoRAs
+    to their layers.
+    """
     if kind != "custom loader":
         return patcher
 
@@ -181,7 +210,9 @@ class PackedTensor(torch.Tensor):
 
 
 class _PackedLinear(nn.Linear):
-    """Unpacks its weight at every call and, as such loaders' layers do, calls no weight functions."""
+    """Unpacks its weight at every call and, as such loaders' layers do, calls no weight
+    functions.
+    """
 
     weight_function = bias_function = ()
     patches = None

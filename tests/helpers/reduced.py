@@ -1,7 +1,8 @@
 """Random weights of the architectures that people use, narrow and shallow enough for any machine.
 
-Block structure, keys, noise schedule, latent format and text encoding are ComfyUI's own for SD1.5, SDXL and Flux; only
-widths and depths are smaller. What such a model generates means nothing: it proves that nodes run on the architecture.
+Block structure, keys, noise schedule, latent format and text encoding are ComfyUI's own for SD1.5,
+SDXL and Flux; only widths and depths are smaller. What such a model generates means nothing: it
+proves that nodes run on the architecture.
 """
 
 from __future__ import annotations
@@ -44,24 +45,33 @@ _UNET = {
 }
 _CONFIGS = {
     "sd15": {
-        **_UNET, "num_res_blocks": [2, 2, 2, 2], "channel_mult": [1, 2, 4, 4], "transformer_depth": [1] * 6 + [0, 0],
-        "transformer_depth_middle": 1, "transformer_depth_output": [1] * 9 + [0] * 3, "context_dim": 64,
+        **_UNET, "num_res_blocks": [2, 2, 2, 2], "channel_mult": [1, 2, 4, 4],
+        "transformer_depth": [1] * 6 + [0, 0],
+        "transformer_depth_middle": 1, "transformer_depth_output": [1] * 9 + [0] * 3,
+        "context_dim": 64,
         "adm_in_channels": None, "use_linear_in_transformer": False, "num_heads": 8,
     },
     "sdxl": {
-        **_UNET, "num_res_blocks": [2, 2, 2], "channel_mult": [1, 2, 4], "transformer_depth": [0, 0, 1, 1, 2, 2],
-        "transformer_depth_middle": 2, "transformer_depth_output": [0, 0, 0, 1, 1, 1, 2, 2, 2], "context_dim": 128,
-        "adm_in_channels": 64 + 6 * 256, "num_classes": "sequential", "use_linear_in_transformer": True,
+        **_UNET, "num_res_blocks": [2, 2, 2], "channel_mult": [1, 2, 4],
+        "transformer_depth": [0, 0, 1, 1, 2, 2],
+        "transformer_depth_middle": 2, "transformer_depth_output": [0, 0, 0, 1, 1, 1, 2, 2, 2],
+        "context_dim": 128,
+        "adm_in_channels": 64 + 6 * 256, "num_classes": "sequential",
+        "use_linear_in_transformer": True,
         "num_heads": -1, "num_head_channels": 16,
     },
     "flux": {
-        "image_model": "flux", "in_channels": 16, "out_channels": 16, "patch_size": 2, "vec_in_dim": 64,
+        "image_model": "flux", "in_channels": 16, "out_channels": 16, "patch_size": 2,
+        "vec_in_dim": 64,
         "context_in_dim": 64, "hidden_size": 128, "mlp_ratio": 4.0, "num_heads": 4, "depth": 2,
-        "depth_single_blocks": 2, "axes_dim": [8, 12, 12], "theta": 10000, "qkv_bias": True, "guidance_embed": True,
+        "depth_single_blocks": 2, "axes_dim": [8, 12, 12], "theta": 10000, "qkv_bias": True,
+        "guidance_embed": True,
     },
     "sd3": {
-        "in_channels": 16, "out_channels": 16, "patch_size": 2, "input_size": None, "depth": 2, "adm_in_channels": 128,
-        "qkv_bias": True, "pos_embed_max_size": 192, "num_patches": 192 * 192, "pos_embed_scaling_factor": None,
+        "in_channels": 16, "out_channels": 16, "patch_size": 2, "input_size": None, "depth": 2,
+        "adm_in_channels": 128,
+        "qkv_bias": True, "pos_embed_max_size": 192, "num_patches": 192 * 192,
+        "pos_embed_scaling_factor": None,
         "context_embedder_config": {"target": "torch.nn.Linear",
                                     "params": {"in_features": 4096, "out_features": 128}},
     },
@@ -72,17 +82,53 @@ ARCHITECTURES = tuple(_CONFIGS)
 
 
 def checkpoint(architecture: str, seed: int = 0, **smaller: object) -> tuple:
-    """MODEL, CLIP and VAE of an architecture; the same seed gives the same weights. ComfyUI must be prepared.
+    """MODEL, CLIP and VAE of an architecture; the same seed gives the same weights. ComfyUI must be
+    prepared.
 
-    `smaller` replaces numbers of the denoiser's configuration, for tests that need no more of its structure.
+    `smaller` replaces numbers of the denoiser's configuration, for tests that need no more of its
+    structure.
     """
     import comfy.supported_models
 
     generator = torch.Generator().manual_seed(seed)
-    config = getattr(comfy.supported_models, _FAMILIES[architecture])(settings(architecture) | smaller)
+    config = getattr(comfy.supported_models, _FAMILIES[architecture])(
+        settings(architecture) | smaller
+    )
     channels = config.latent_format.latent_channels
     with torch.inference_mode(False), torch.no_grad():
         return _model(config, generator), _clip(config, generator), _vae(channels, generator)
+
+
+_WHOLE_FLUX = {
+    "image_model": "flux",
+    "in_channels": 16,
+    "out_channels": 16,
+    "patch_size": 2,
+    "vec_in_dim": 768,
+    "context_in_dim": 4096,
+    "hidden_size": 3072,
+    "mlp_ratio": 4.0,
+    "num_heads": 24,
+    "depth": 19,
+    "depth_single_blocks": 38,
+    "axes_dim": [16, 56, 56],
+    "theta": 10000,
+    "qkv_bias": True,
+    "guidance_embed": True,
+}
+
+
+def flux_without_weights() -> torch.nn.Module:
+    """Flux.1 of the real size, on the meta device."""
+    from comfy.ldm.flux.model import Flux
+    from comfy.ops import disable_weight_init
+
+    return Flux(
+        **newer.network(_WHOLE_FLUX),
+        dtype=torch.float16,
+        device="meta",
+        operations=disable_weight_init,
+    )
 
 
 def settings(architecture: str) -> dict:
@@ -117,7 +163,10 @@ def _clip(config, generator: torch.Generator):
     import comfy.sd
 
     sizes = {"clip_l_model_config": _TEXT, "clip_g_model_config": _TEXT, "t5xxl_model_config": _T5}
-    marks = {f"text_encoders.{name}.transformer.text_model.final_layer_norm.weight": None for name in _TEXT_MODELS}
+    marks = {
+        f"text_encoders.{name}.transformer.text_model.final_layer_norm.weight": None
+        for name in _TEXT_MODELS
+    }
     clip = comfy.sd.CLIP(config.clip_target(marks), model_options=sizes)
     fill(clip.cond_stage_model, generator)
     return clip
@@ -148,7 +197,9 @@ def _vae(channels: int, generator: torch.Generator):
 
 
 def clip_vision(folder: Path, channels: int):
-    """A small CLIP_VISION whose embeddings have ``channels`` channels; ``folder`` takes its configuration."""
+    """A small CLIP_VISION whose embeddings have ``channels`` channels; ``folder`` takes its
+    configuration.
+    """
     from comfy.clip_vision import ClipVisionModel
 
     config = folder / f"{channels}.json"
@@ -159,7 +210,9 @@ def clip_vision(folder: Path, channels: int):
 
 
 def fill(module: torch.nn.Module, generator: torch.Generator) -> None:
-    """Random weights of a size that keeps the signal finite: scaled by the fan-in; norms are left at one."""
+    """Random weights of a size that keeps the signal finite: scaled by the fan-in; norms are left
+    at one.
+    """
     for name, parameter in module.named_parameters():
         if parameter.ndim < 2:
             parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
@@ -172,5 +225,7 @@ def fill_positions(network) -> None:
     """SD3's own position table: 192 a side in steps of a quarter, 0 to 15.75 in its middle 64."""
     from comfy.ldm.modules.diffusionmodules.mmdit import get_2d_sincos_pos_embed
 
-    table = get_2d_sincos_pos_embed(network.hidden_size, network.pos_embed_max_size, scaling_factor=4, offset=16)
+    table = get_2d_sincos_pos_embed(
+        network.hidden_size, network.pos_embed_max_size, scaling_factor=4, offset=16
+    )
     network.pos_embed.copy_(torch.from_numpy(table)[None])

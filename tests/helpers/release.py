@@ -12,14 +12,23 @@ import torch
 ATTENTION = ("attn1.to_q", "attn1.to_v", "attn2.to_q", "attn2.to_v")
 
 
-def write(folder: Path, layers: dict[str, tuple[int, int]], count: int, components: int, known: int) -> dict:
+def write(
+    folder: Path, layers: dict[str, tuple[int, int]], count: int, components: int, known: int
+) -> dict:
     """Write the release as torch.save does; returns the tensors in it by their files' names.
 
-    ``layers``: inputs and outputs by diffusers name. Deviations hold negative entries, as the real ones do.
+    ``layers``: inputs and outputs by diffusers name. Deviations hold negative entries, as the real
+    ones do.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    generator, made = members.generator(0), members.factors(0, layers={name: layers[name] for name in sorted(layers)})
-    keys = {key.replace(".weight", ".identity1.weight"): value for key, value in members.peft(made).items()}
+    generator, made = (
+        members.generator(0),
+        members.factors(0, layers={name: layers[name] for name in sorted(layers)}),
+    )
+    keys = {
+        key.replace(".weight", ".identity1.weight"): value
+        for key, value in members.peft(made).items()
+    }
     size = sum(value.numel() for value in keys.values())
     projections = torch.randn(count, known, generator=generator) * torch.arange(known, 0, -1)
     tensors = {
@@ -33,7 +42,9 @@ def write(folder: Path, layers: dict[str, tuple[int, int]], count: int, componen
         torch.save(value, folder / f"{name}.pt")
     dimensions = {key: (torch.Size([value.numel()]), value.shape) for key, value in keys.items()}
     torch.save(dimensions, folder / "weight_dimensions.pt")
-    (folder / "adapter_config.json").write_text(json.dumps({"r": 1, "lora_alpha": 27, "use_rslora": False}))
+    (folder / "adapter_config.json").write_text(
+        json.dumps({"r": 1, "lora_alpha": 27, "use_rslora": False})
+    )
     return tensors
 
 
@@ -43,7 +54,9 @@ def write_labels(folder: Path, projections: torch.Tensor, names: list[str]) -> N
         table = csv.writer(file)
         table.writerow(["file", *names])
         for row, values in enumerate(projections):
-            table.writerow([7000 + row, *(1 if values[column] > 0 else -1 for column in range(len(names)))])
+            table.writerow(
+                [7000 + row, *(1 if values[column] > 0 else -1 for column in range(len(names)))]
+            )
 
 
 def attention_layers(model) -> dict[str, tuple[int, int]]:

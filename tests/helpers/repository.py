@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 TEMPLATES = sorted((ROOT / "workflows").glob("*.json"))
-WORKFLOWS = TEMPLATES + sorted((ROOT / "tests" / "workflows").glob("*.json"))
+WORKFLOWS = TEMPLATES + sorted((ROOT / "workflows" / "further").glob("*.json"))
 _OWN = {path: json.loads(path.read_text("utf-8"))["extra"]["glassbox"] for path in WORKFLOWS}
 DEMOS, CHECKPOINT_WORKFLOWS = (
     [path for path in WORKFLOWS if _OWN[path]["kind"] == kind] for kind in ("demo", "checkpoint")
@@ -48,7 +48,7 @@ def is_ours(info: dict) -> bool:
 
 def listed_ids() -> list[str]:
     """The committed ids of the pack's nodes."""
-    return (ROOT / "tests" / "node_ids.txt").read_text("utf-8").split()
+    return list(json.loads((ROOT / "tests" / "node_contract.json").read_text("utf-8")))
 
 
 def tracked_files() -> list[Path]:

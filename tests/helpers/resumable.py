@@ -1,4 +1,6 @@
-"""Small prompts for the nodes that keep work: run in ComfyUI's executor, stopped in the middle, and run again."""
+"""Small prompts for the nodes that keep work: run in ComfyUI's executor, stopped in the middle, and
+run again.
+"""
 
 from __future__ import annotations
 
@@ -29,10 +31,17 @@ BEFORE = {
     "space": ("GBX_W2WLoadSpace", {"space_name": "avatars-v2-w2w.safetensors"}),
     "statistics": (
         "GBX_NeuronStatistics",
-        {**_WORLD, "prompts": PROMPTS, "prompts_file": "", "layers": _LAYERS, "filename_prefix": ""},
+        {
+            **_WORLD,
+            "prompts": PROMPTS,
+            "prompts_file": "",
+            "layers": _LAYERS,
+            "filename_prefix": "",
+        },
     ),
 }
-#: For each node its inputs, the one that names its file, and the output by which two runs are compared.
+#: For each node its inputs, the one that names its file, and the output by which two runs are
+#: compared.
 NODES: dict[str, tuple[dict, str, int]] = {
     "GBX_TrainLoraImmiscible": (
         {"model": ["world", 0], "latents": ["latent", 0], "positive": ["positive", 0], **DEFAULTS},
@@ -88,19 +97,34 @@ NODES: dict[str, tuple[dict, str, int]] = {
             "sparsity": 0.01,
             "max_neurons": 0,
             "batch_size": 2,
+            "precision": "fp32",
             **{name: value for name, value in _STEP.items() if name != "timestep"},
         },
         "checkpoint_name",
         0,
     ),
     "GBX_MemorizationScore": (
-        {**_WORLD, "prompts": PROMPTS, "prompts_file": "", "threshold": 0.0, "text_norm": True, "filename_prefix": ""}
+        {
+            **_WORLD,
+            "prompts": PROMPTS,
+            "prompts_file": "",
+            "threshold": 0.0,
+            "text_norm": True,
+            "filename_prefix": "",
+        }
         | _STEP,
         "scan_file",
         4,
     ),
     "GBX_CalibrateThreshold": (
-        {**_WORLD, "prompts": PROMPTS, "prompts_file": "", "memorized_prompts": "portrait", "deviations": 2.0} | _STEP,
+        {
+            **_WORLD,
+            "prompts": PROMPTS,
+            "prompts_file": "",
+            "memorized_prompts": "portrait",
+            "deviations": 2.0,
+        }
+        | _STEP,
         "scan_file",
         0,
     ),
@@ -129,6 +153,34 @@ NODES: dict[str, tuple[dict, str, int]] = {
         },
         "name",
         0,
+    ),
+    "GBX_TrainSlider": (
+        {
+            **_WORLD,
+            "increase": "majestic beard",
+            "decrease": "shaven",
+            "base_prompt": "portrait",
+            "keep": "brown skin\npale skin",
+            "rank": 2,
+            "steps": 4,
+            "learning_rate": 0.01,
+            "guidance_scale": 2.0,
+            "batch_size": 2,
+            "images": 3,
+            "sampling_steps": 2,
+            "cfg": 2.0,
+            "end_percent": 0.9,
+            "seed": 3,
+            "layers": "",
+            "precision": "fp32",
+            "gradient_checkpointing": False,
+            "preview_interval": 0,
+            "filename_prefix": "",
+            "checkpoint_interval": 2,
+            "latent": ["empty", 0],
+        },
+        "checkpoint_name",
+        1,
     ),
     "GBX_W2WTrainSpace": (
         {
@@ -176,7 +228,8 @@ NODES: dict[str, tuple[dict, str, int]] = {
 }
 
 
-#: Inputs that change nothing of what is kept: how often it is written or shown, and with how much memory.
+#: Inputs that change nothing of what is kept: how often it is written or shown, and with how much
+#: memory.
 FREE = {
     "GBX_TrainLoraImmiscible": {
         *("checkpoint_interval", "validation_interval", "sample_interval", "on_stop"),
@@ -184,9 +237,20 @@ FREE = {
     },
     "GBX_W2WInvert": {"gradient_checkpointing", "preview_interval"},
     "GBX_OptimizeNeuronMask": {"gradient_checkpointing", "noise_samples"},
-    "GBX_MemorizationScore": {"filename_prefix"},
+    "GBX_MemorizationScore": {"filename_prefix", "layer_ablation"},
     "GBX_NeuronStatistics": {"filename_prefix"},
-    "GBX_W2WTrainSpace": {"batch_size", "gradient_checkpointing", "preview_interval", "checkpoint_interval"},
+    "GBX_TrainSlider": {
+        "gradient_checkpointing",
+        "preview_interval",
+        "checkpoint_interval",
+        "filename_prefix",
+    },
+    "GBX_W2WTrainSpace": {
+        "batch_size",
+        "gradient_checkpointing",
+        "preview_interval",
+        "checkpoint_interval",
+    },
 }
 
 
@@ -198,12 +262,16 @@ def make_files(app, folder) -> None:
         (folder / kind).mkdir()
         folder_paths.add_model_folder_path(kind, str(folder / kind), is_default=True)
     members.write_folder(folder / "loras" / "resumable", 8, rank=2)
-    app.module("nodes.weights.learned_space_comfy")._STEPS = 2  # of previews, which take most of the time
+    app.module(
+        "nodes.weights.learned_space_comfy"
+    )._STEPS = 2  # of previews, which take most of the time
     people = Path(folder_paths.get_input_directory(), "resumable people")
     if not people.exists():
         for name, count in (("person_00", 2), ("person_01", 1), ("person_02", 1)):
             (people / name).mkdir(parents=True)
-            for image in sorted((repository.ROOT / "assets" / "avatars-v2-people" / name).glob("*.webp"))[:count]:
+            for image in sorted(
+                (repository.ROOT / "assets" / "avatars-v2-people" / name).glob("*.webp")
+            )[:count]:
                 shutil.copy(image, people / name)
         for number, color in enumerate(("red", "green", "blue")):
             images = people.with_name("resumable images")
@@ -260,12 +328,24 @@ class Queue:
     def __init__(self, app, node: str, cache: str = "CLASSIC", place: str = "12:7"):
         app.classes["TestKept"] = Kept
         self._executor, self._node, self.place = newer.executor(cache), node, place
-        self.work = 0  # evaluations of the model in the last run, or looks at Stop of a node that has none
+        self.work = (
+            0  # evaluations of the model in the last run, or looks at Stop of a node that has none
+        )
 
-    def run(self, name: str, monkeypatch, before: dict | None = None, stop_at: int | None = None, **changes):
-        """Run the node under a name of its file; Stop is pressed at its n-th piece of work, if that is given.
+    def run(
+        self,
+        name: str,
+        monkeypatch,
+        before: dict | None = None,
+        /,
+        stop_at: int | None = None,
+        **changes,
+    ):
+        """Run the node under a name of its file; Stop is pressed at its n-th piece of work, if that
+        is given.
 
-        Returns what it gave, or None where the run was canceled; ``cached``: whether the node did not run.
+        Returns what it gave, or None where the run was canceled; ``cached``: whether the node did
+        not run.
         """
         import comfy.model_management as management
         from comfy.model_base import BaseModel
@@ -273,7 +353,8 @@ class Queue:
 
         inputs, file, output = NODES[self._node]
         prompt = {
-            id_: {"class_type": kind, "inputs": given} for id_, (kind, given) in (BEFORE | (before or {})).items()
+            id_: {"class_type": kind, "inputs": given}
+            for id_, (kind, given) in (BEFORE | (before or {})).items()
         }
         prompt[self.place] = {"class_type": self._node, "inputs": {**inputs, file: name, **changes}}
         prompt["kept"] = {"class_type": "TestKept", "inputs": {"value": [self.place, output]}}
@@ -285,7 +366,11 @@ class Queue:
 
         def counting(*args, **kwargs):
             running = get_executing_context()
-            if running is not None and running.node_id == self.place and threading.get_ident() == main:
+            if (
+                running is not None
+                and running.node_id == self.place
+                and threading.get_ident() == main
+            ):
                 self.work += 1
                 if self.work == stop_at:
                     management.interrupt_current_processing()

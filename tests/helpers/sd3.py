@@ -1,4 +1,6 @@
-"""SD3's transformer and its ControlNet on random weights, two blocks deep, with SD3's own position table."""
+"""SD3's transformer and its ControlNet on random weights, two blocks deep, with SD3's own position
+table.
+"""
 
 from __future__ import annotations
 
@@ -37,5 +39,8 @@ def prompt(seed: int = 0) -> list:
     """A CONDITIONING of random text."""
     generator = torch.Generator().manual_seed(200 + seed)
     return [
-        [torch.randn(1, 9, _CONTEXT, generator=generator), {"pooled_output": torch.randn(1, 128, generator=generator)}]
+        [
+            torch.randn(1, 9, _CONTEXT, generator=generator),
+            {"pooled_output": torch.randn(1, 128, generator=generator)},
+        ]
     ]

@@ -1,4 +1,6 @@
-"""A device that there is not: tensors that were moved to it, and what comes of them, may not meet those of the CPU."""
+"""A device that there is not: tensors that were moved to it, and what comes of them, may not meet
+those of the CPU.
+"""
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -6,7 +8,8 @@ from torch.utils._pytree import tree_flatten, tree_map_only
 
 
 class SpyDevice(TorchFunctionMode):
-    """In a ``with`` block ``device`` computes as the CPU does, and ``moves`` counts what went there and came back.
+    """In a ``with`` block ``device`` computes as the CPU does, and ``moves`` counts what went there
+    and came back.
 
     Raises where an operation mixes tensors of both, one number alone excepted, as CUDA does.
     """
@@ -23,11 +26,17 @@ class SpyDevice(TorchFunctionMode):
         there = [_memory(one) in self._there for one in tensors]
         if operation == torch.Tensor.device.__get__:
             return self.device if there[0] else operation(*args)
-        if operation is torch._has_compatible_shallow_copy_type:  # whether a module may keep its parameter objects
+        if (
+            operation is torch._has_compatible_shallow_copy_type
+        ):  # whether a module may keep its parameter objects
             return False
         if operation is torch.Tensor.cpu:
             operation, args = torch.Tensor.to, (args[0], "cpu")
-        if operation is torch.Tensor.to and len(args) > 1 and isinstance(args[1], torch.device | str):
+        if (
+            operation is torch.Tensor.to
+            and len(args) > 1
+            and isinstance(args[1], torch.device | str)
+        ):
             target = torch.device(args[1]) == self.device
             self.moves["there" if target else "back"] += target != there[0]
             kwargs.pop("copy", None)
@@ -37,7 +46,9 @@ class SpyDevice(TorchFunctionMode):
         if made_there:
             kwargs.pop("device")
         numbers = [one.ndim == 0 for one in tensors]
-        assert not any(there) or all(a or b for a, b in zip(there, numbers, strict=True)), f"{operation} mixes devices"
+        assert not any(there) or all(a or b for a, b in zip(there, numbers, strict=True)), (
+            f"{operation} mixes devices"
+        )
         result = operation(*args, **kwargs)
         if any(there) or made_there:
             result = tree_map_only(torch.Tensor, self._keep, result)

@@ -1,9 +1,10 @@
 """An engine without ComfyUI for tests of jobs: what a piece does is written in its value.
 
-`--engine` of `run.py batch` takes this file. The workflow is one node, `Echo`, with a text. Its words: `fail` raises,
-`die` ends the process, `once FILE` ends it the first time, `hang FILE` waits for ever the first time, `full` finds the
-disk full, `sleep 3` waits, `until FILE 7` waits for a file. Then every text but `empty` is written to a file. With a
-base directory, every try of a piece is noted there in `tries.txt`.
+`--engine` of `run.py batch` takes this file. The workflow is one node, `Echo`, with a text. Its
+words: `fail` raises, `die` ends the process, `once FILE` ends it the first time, `hang FILE` waits
+for ever the first time, `full` finds the disk full, `sleep 3` waits, `until FILE 7` waits for a
+file. Then every text but `empty` is written to a file. With a base directory, every try of a piece
+is noted there in `tries.txt`.
 """
 
 import errno
@@ -60,4 +61,8 @@ class Engine:
 def results(out: Path) -> dict[str, bytes]:
     """The bytes of all results by their path."""
     pieces = out / "pieces"
-    return {path.relative_to(pieces).as_posix(): path.read_bytes() for path in pieces.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(pieces).as_posix(): path.read_bytes()
+        for path in pieces.rglob("*")
+        if path.is_file()
+    }

@@ -1,4 +1,6 @@
-"""A small random network with three value layers, as a plain function, and the official rules: to test searches on."""
+"""A small random network with three value layers, as a plain function, and the official rules: to
+test searches on.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ LAYERS = (
 
 
 class Toy:
-    """``predict(noise, factors)``: an image that the neurons make together, over what depends on the noise."""
+    """``predict(noise, factors)``: an image that the neurons make together, over what depends on
+    the noise.
+    """
 
     def __init__(self, side: int = 16, channels: int = 2, seed: int = 0):
         generator = torch.Generator().manual_seed(seed)
@@ -24,7 +28,9 @@ class Toy:
         def draw(*shape):
             return torch.randn(*shape, generator=generator)
 
-        self.values = {layer.path: draw(layer.width) * (draw(layer.width) > 0.8) * 3 for layer in LAYERS}
+        self.values = {
+            layer.path: draw(layer.width) * (draw(layer.width) > 0.8) * 3 for layer in LAYERS
+        }
         self.weights = {layer.path: draw(layer.width, channels * side * side) for layer in LAYERS}
         self.mix = draw(channels, channels, 3, 3) / 5
         self.shape = (channels, side, side)
@@ -50,7 +56,8 @@ class Toy:
 
 
 def transcription(predict, layers, all_z, activations, noise: torch.Tensor, threshold: float):
-    """The official rules one after another: scripts 3's loop and the refinement, without any cleverness.
+    """The official rules one after another: scripts 3's loop and the refinement, without any
+    cleverness.
 
     Returns the trace (theta, k, neurons listed, score), the initial and the refined neurons.
     """

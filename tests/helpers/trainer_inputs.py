@@ -1,8 +1,15 @@
-"""Inputs of Train LoRA (Exact Resume) for a few steps, as its defaults are where they cost nothing."""
+"""Inputs of Train LoRA (Exact Resume) for a few steps, as its defaults are where they cost
+nothing.
+"""
 
 import torch
 
-TEXTS = ("portrait, red hair", "portrait, sunglasses", "portrait, blue hoodie", "portrait, black skin")
+TEXTS = (
+    "portrait, red hair",
+    "portrait, sunglasses",
+    "portrait, blue hoodie",
+    "portrait, black skin",
+)
 DEFAULTS = {
     "pairing": "off",
     "pool_size": 16,

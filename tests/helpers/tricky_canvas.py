@@ -10,9 +10,15 @@ _TEXT = "a // comment\n(red:1.2) /* two\nlines */ \\{b\\|c\\} d|e"
 
 
 def make(object_info: dict) -> dict:
-    """A saved canvas with reroutes, a primitive, muted and bypassed nodes, an upload, comments and linked widgets."""
+    """A saved canvas with reroutes, a primitive, muted and bypassed nodes, an upload, comments and
+    linked widgets.
+    """
     saved = canvas.make("tricky", _describe, object_info)
-    modes = {"ConditioningZeroOut": _BYPASSED, "ConditioningCombine": _BYPASSED, "LatentUpscaleBy": _BYPASSED}
+    modes = {
+        "ConditioningZeroOut": _BYPASSED,
+        "ConditioningCombine": _BYPASSED,
+        "LatentUpscaleBy": _BYPASSED,
+    }
     modes |= {"PreviewImage": _MUTED, "ImageInvert": _MUTED}
     for node in saved["nodes"]:
         node["mode"] = modes.get(node["type"], 0)
@@ -29,7 +35,10 @@ def _describe(w: Workflow) -> None:
     w.group("All")
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name="absent.safetensors")
     text = w.add(
-        "CLIPTextEncode", clip=clip, text="a // comment\n(red:1.2) /* two\nlines */ \\{b\\|c\\} d|e", node_title="T"
+        "CLIPTextEncode",
+        clip=clip,
+        text="a // comment\n(red:1.2) /* two\nlines */ \\{b\\|c\\} d|e",
+        node_title="T",
     )
     nothing = w.add("ConditioningZeroOut", conditioning=text)
     both = w.add("ConditioningCombine", conditioning_1=nothing, conditioning_2=text)
@@ -38,11 +47,21 @@ def _describe(w: Workflow) -> None:
     larger = w.add("LatentUpscaleBy", samples=latent)
     steps = w.add("PrimitiveInt", value=5)
     samples = w.add(
-        "KSampler", model=model, positive=both, negative=nothing, latent_image=larger, steps=steps, cfg=2.5, seed=3
+        "KSampler",
+        model=model,
+        positive=both,
+        negative=nothing,
+        latent_image=larger,
+        steps=steps,
+        cfg=2.5,
+        seed=3,
     )
     generated = w.add("VAEDecode", samples=samples, vae=vae)
     w.add("PreviewImage", images=generated)
-    w.add("SaveImage", images=w.add("ImageBatch", image1=generated, image2=w.add("ImageInvert", image=generated)))
+    w.add(
+        "SaveImage",
+        images=w.add("ImageBatch", image1=generated, image2=w.add("ImageInvert", image=generated)),
+    )
 
 
 def _reroute(saved: dict, link_id: int) -> None:
@@ -50,7 +69,9 @@ def _reroute(saved: dict, link_id: int) -> None:
     link = next(link for link in saved["links"] if link[0] == link_id)
     target = next(node for node in saved["nodes"] if node["id"] == link[3])
     slot = link[4]
-    reroute = _append(saved, "Reroute", [{"name": "", "type": "*", "link": link_id}], [("", link[5])], [])
+    reroute = _append(
+        saved, "Reroute", [{"name": "", "type": "*", "link": link_id}], [("", link[5])], []
+    )
     link[3:5] = [reroute["id"], 0]
     target["inputs"][slot]["link"] = _connect(saved, reroute, target["id"], slot, link[5])
 

@@ -31,7 +31,14 @@ _BUILD = {
     "storage": "float32",
     "norm": "keep",
 }
-_SAMPLE = {"seed": 1, "count": 1, "components": 100, "spread": 1.0, "source": "random", "member_name": ""}
+_SAMPLE = {
+    "seed": 1,
+    "count": 1,
+    "components": 100,
+    "spread": 1.0,
+    "source": "random",
+    "member_name": "",
+}
 _EDIT = {"preserved_directions": "", "units": "max_projection", "debiasing": "joint"}
 
 
@@ -53,12 +60,17 @@ class Family:
             folder_paths.add_model_folder_path(kind, str(root / kind), is_default=True)
         (self.folder / "people").mkdir()
         for seed in range(COUNT):
-            made = {name: (0.5 * down, up) for name, (down, up) in members.factors(seed, layers=LAYERS).items()}
+            made = {
+                name: (0.5 * down, up)
+                for name, (down, up) in members.factors(seed, layers=LAYERS).items()
+            }
             save_file(members.kohya(made), self.folder / "people" / f"member_{seed:02}.safetensors")
         folder_paths.filename_list_cache.clear()
         self.model, clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
         texts = ("portrait", "")
-        self.positive, self.negative = (app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in texts)
+        self.positive, self.negative = (
+            app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in texts
+        )
 
     @cached_property
     def space(self):
@@ -71,7 +83,9 @@ class Family:
     @cached_property
     def directed(self):
         """A space with the directions beard and glasses, and the report on them."""
-        text = "member,beard,glasses\n" + "\n".join(f"member_{i:02},{i % 2},{int(i > 3)}" for i in range(COUNT))
+        text = "member,beard,glasses\n" + "\n".join(
+            f"member_{i:02},{i % 2},{int(i > 3)}" for i in range(COUNT)
+        )
         return self.run(
             "GBX_W2WFitDirections",
             space=self.space,
@@ -102,7 +116,14 @@ class Family:
 
     def sample(self, model, steps=3, cfg=2.0):
         """A latent of the model."""
-        given = {"seed": 3, "steps": steps, "cfg": cfg, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
+        given = {
+            "seed": 3,
+            "steps": steps,
+            "cfg": cfg,
+            "sampler_name": "euler",
+            "scheduler": "normal",
+            "denoise": 1.0,
+        }
         return self.run(
             "KSampler",
             model=model,

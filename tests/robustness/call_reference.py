@@ -1,8 +1,9 @@
 """Prompts with areas, couples and tiles, and a reference that samples each of their parts alone.
 
-The reference samples each part of a prompt alone: its area is cut out of the latent and evaluated in a call of its own,
-tile by tile, with the node on the MODEL and that place's part of the mask, and is put back as ComfyUI weighs it. So in
-the reference nobody has to know whose rows are whose. A node must end with the reference's result or in one sentence.
+The reference samples each part of a prompt alone: its area is cut out of the latent and evaluated
+in a call of its own, tile by tile, with the node on the MODEL and that place's part of the mask,
+and is put back as ComfyUI weighs it. So in the reference nobody has to know whose rows are whose. A
+node must end with the reference's result or in one sentence.
 """
 
 from __future__ import annotations
@@ -24,14 +25,20 @@ sys.path.insert(0, str(paths.ROOT / "tests" / "helpers"))
 import reduced
 from tapping import World, hooks_left
 
-#: How a node can end: as the reference, in a sentence of the pack, in another error, or with another result.
+#: How a node can end: as the reference, in a sentence of the pack, in another error, or with
+#: another result.
 KINDS = ("right", "sentence", "bare", "wrong")
 DEFECTS = KINDS[2:]
 HEIGHT, WIDTH, _STEPS, _SEED = 96, 128, 2, 5
 _SCHEDULER = "simple"  # whose second step is in the middle of the range
 _TEXTS = ("portrait, red hair", "a blue hoodie on a tall man", "green", "portrait, " * 40 + "hat")
 _NETWORK = {
-    **{"num_res_blocks": [1, 1], "channel_mult": [1, 2], "transformer_depth": [1, 1], "transformer_depth_middle": 1},
+    **{
+        "num_res_blocks": [1, 1],
+        "channel_mult": [1, 2],
+        "transformer_depth": [1, 1],
+        "transformer_depth_middle": 1,
+    },
     **{"transformer_depth_output": [1] * 4, "num_heads": 4},
 }
 #: Errors that are one readable sentence or two.
@@ -40,7 +47,9 @@ _SENTENCE = re.compile(r"[A-Z'].{20,900}[.]", re.DOTALL)
 
 @dataclass(frozen=True)
 class Text:
-    """A part of a prompt: its text, where it acts in pixels (x, y, width, height), how strongly and when."""
+    """A part of a prompt: its text, where it acts in pixels (x, y, width, height), how strongly and
+    when.
+    """
 
     text: str
     place: tuple[int, int, int, int] | None = None
@@ -51,7 +60,9 @@ class Text:
 
 @dataclass(frozen=True)
 class Case:
-    """A prompt, and what else is on the MODEL: tiles, and a couple that doubles rows of sides of the guider."""
+    """A prompt, and what else is on the MODEL: tiles, and a couple that doubles rows of sides of
+    the guider.
+    """
 
     number: int
     positive: tuple[Text, ...]
@@ -64,11 +75,17 @@ class Case:
     @property
     def plain(self) -> bool:
         """Whether the positive prompt is a single text over the whole image, at all times."""
-        return len(self.positive) == 1 and self.positive[0].place is None and self.positive[0].range == (0.0, 1.0)
+        return (
+            len(self.positive) == 1
+            and self.positive[0].place is None
+            and self.positive[0].range == (0.0, 1.0)
+        )
 
 
 def make_case(number: int, seed: int) -> Case:
-    """Prompt ``number`` of a seed: one in four with areas alone, with areas on both sides, a couple, tiles."""
+    """Prompt ``number`` of a seed: one in four with areas alone, with areas on both sides, a
+    couple, tiles.
+    """
     draw = random.Random(f"{seed} {number}")
     kind = number % 4
     several = kind < 2 or draw.random() < 0.4
@@ -81,15 +98,23 @@ def make_case(number: int, seed: int) -> Case:
         negative = negative if draw.random() < 0.5 else (Text(""), *negative)
     couple = draw.choice(((0,), (1,), (0, 1))) if kind == 2 else ()
     tiles = draw.choice(("apart", "together")) if kind == 3 else ""
-    return Case(number, positive, negative, draw.choice((1, 2)), draw.choice((1.0, 3.0, 3.0)), couple, tiles)
+    return Case(
+        number, positive, negative, draw.choice((1, 2)), draw.choice((1.0, 3.0, 3.0)), couple, tiles
+    )
 
 
 def _text(draw: random.Random, placed: bool) -> Text:
     text, place, how = draw.choice(_TEXTS), None, "area"
     if placed and draw.random() < 0.9:
         width, height = draw.choice((32, 64, 96, WIDTH)), draw.choice((32, 64, HEIGHT))
-        x, y = (draw.randrange(0, side - own + 1, 32) for side, own in ((WIDTH, width), (HEIGHT, height)))
-        place, how = (x, y, width, height), draw.choice(("area", "area", "percent", "mask", "bounds"))
+        x, y = (
+            draw.randrange(0, side - own + 1, 32)
+            for side, own in ((WIDTH, width), (HEIGHT, height))
+        )
+        place, how = (
+            (x, y, width, height),
+            draw.choice(("area", "area", "percent", "mask", "bounds")),
+        )
     when = draw.choice(((0.0, 1.0), (0.0, 1.0), (0.0, 0.3), (0.3, 1.0))) if placed else (0.0, 1.0)
     return Text(text, place, how, draw.choice((1.0, 1.0, 0.6)), when)
 
@@ -98,10 +123,11 @@ def _text(draw: random.Random, placed: bool) -> Text:
 class Subject:
     """A node's use on one prompt.
 
-    ``model_for(model, mask, sigma)``: the MODEL that it makes, whole or for a part of its ``mask`` (M, H, W) and, in
-    the reference, at a noise level; ``sides``: which conditionings it acts in (0: positive). Of a watcher ``read``:
-    what it has to tell of a run, by step, from the MODEL that was made and the run's latent. ``check``: how the node
-    ends, where it samples by itself.
+    ``model_for(model, mask, sigma)``: the MODEL that it makes, whole or for a part of its ``mask``
+    (M, H, W) and, in the reference, at a noise level; ``sides``: which conditionings it acts in (0:
+    positive). Of a watcher ``read``: what it has to tell of a run, by step, from the MODEL that was
+    made and the run's latent. ``check``: how the node ends, where it samples by itself.
+    ``stacked``: instead of all this, several nodes, each on the MODEL of the one before.
     """
 
     model_for: Callable | None = None
@@ -109,11 +135,25 @@ class Subject:
     mask: torch.Tensor | None = None
     read: Callable | None = None
     check: Callable | None = None
+    stacked: tuple[Subject, ...] = ()
+
+    @property
+    def nodes(self) -> tuple[Subject, ...]:
+        """The nodes that are used, the first on the MODEL itself."""
+        return self.stacked or (self,)
+
+    def on(self, model):
+        """A MODEL behind all nodes, with whole masks."""
+        for node in self.nodes:
+            model = node.model_for(model, node.mask, None)
+        return model
 
 
 @dataclass
 class Bench:
-    """A small U-Net that is not given the size of the image, so that an area is as a latent of its own."""
+    """A small U-Net that is not given the size of the image, so that an area is as a latent of its
+    own.
+    """
 
     app: in_process.Comfy
     world: World = field(init=False)
@@ -126,6 +166,7 @@ class Bench:
         self.channels = {spec.id: spec.channels for spec in specs}
         comfy.utils.PROGRESS_BAR_ENABLED = False
         self._texts: dict[str, list] = {}
+        self.kept: dict[str, object] = {}  # what a subject has made once for all prompts
 
     @property
     def region(self) -> torch.Tensor:
@@ -137,22 +178,35 @@ class Bench:
         return self.world.model.model.diffusion_model
 
     def try_case(self, case: Case, subjects: dict[str, Callable]) -> Iterator[tuple[str, str, str]]:
-        """Node, kind of end and message of every node on a prompt; ``subjects``: what makes a node's use, by name."""
+        """Node, kind of end and message of every node on a prompt; ``subjects``: what makes a
+        node's use, by name.
+        """
         plain, conds = self.sample(case, self.on(case, self.world.model))
         for name, subject_of in subjects.items():
-            draw, generator = random.Random(f"{case.number} {name}"), torch.Generator().manual_seed(case.number)
+            draw, generator = (
+                random.Random(f"{case.number} {name}"),
+                torch.Generator().manual_seed(case.number),
+            )
             try:
                 subject = subject_of(self, case, draw, generator)
-                kind, message = subject.check(conds) if subject.check else self.compare(case, subject, plain, conds)
+                kind, message = (
+                    subject.check(conds)
+                    if subject.check
+                    else self.compare(case, subject, plain, conds)
+                )
             except Exception as error:
                 kind, message = kind_of(error)
             if hooks_left(self.world.model):
                 kind, message = "bare", "Hooks were left on the network."
             yield name, kind, message
 
-    def compare(self, case: Case, subject: Subject, plain: torch.Tensor, conds: list) -> tuple[str, str]:
-        """How a node ends on a prompt; ``plain``: the latent without it, ``conds``: as ComfyUI has prepared them."""
-        made = subject.model_for(self.world.model, subject.mask, None)
+    def compare(
+        self, case: Case, subject: Subject, plain: torch.Tensor, conds: list
+    ) -> tuple[str, str]:
+        """How a node ends on a prompt; ``plain``: the latent without it, ``conds``: as ComfyUI has
+        prepared them.
+        """
+        made = subject.on(self.world.model)
         found, _ = self.sample(case, self.on(case, made))
         if subject.read:
             if not torch.equal(found, plain):
@@ -161,22 +215,34 @@ class Bench:
         expected, _ = self.reference(case, subject, conds)
         return compared(found, expected, plain)
 
-    def compare_readings(self, case: Case, subject: Subject, readings: dict, conds: list) -> tuple[str, str]:
-        """Of a watcher: what it has read of each step, against what it reads of the positive prompt alone."""
+    def compare_readings(
+        self, case: Case, subject: Subject, readings: dict, conds: list
+    ) -> tuple[str, str]:
+        """Of a watcher: what it has read of each step, against what it reads of the positive prompt
+        alone.
+        """
         _, seen = self.reference(case, subject, conds)
         worst = 0.0
         for step, tensors in readings.items():
             if len(seen[step]) != 1:
-                return "wrong", f"Read one activation in step {step}, where {len(seen[step])} parts act."
+                return (
+                    "wrong",
+                    f"Read one activation in step {step}, where {len(seen[step])} parts act.",
+                )
             for name, tensor in tensors.items():
                 expected = seen[step][0][name]
                 if tensor.shape != expected.shape:
-                    return "wrong", f"{name} is {tuple(tensor.shape)}, alone {tuple(expected.shape)}"
+                    return (
+                        "wrong",
+                        f"{name} is {tuple(tensor.shape)}, alone {tuple(expected.shape)}",
+                    )
                 worst = max(worst, relative(tensor, expected))
         return ("right" if worst <= 1e-4 else "wrong"), f"off by {worst:.1e} of the largest"
 
     def sample(self, case: Case, model) -> tuple[torch.Tensor, list]:
-        """The latent of a prompt with a MODEL, and the conditionings as ComfyUI prepares them: positive, negative."""
+        """The latent of a prompt with a MODEL, and the conditionings as ComfyUI prepares them:
+        positive, negative.
+        """
         from comfy.patcher_extension import WrappersMP
 
         seen: list = []
@@ -200,10 +266,21 @@ class Bench:
             if one.place is not None:
                 x, y, width, height = one.place
                 if one.how == "area":
-                    given = {"x": x, "y": y, "width": width, "height": height, "strength": one.strength}
+                    given = {
+                        "x": x,
+                        "y": y,
+                        "width": width,
+                        "height": height,
+                        "strength": one.strength,
+                    }
                     (made,) = run("ConditioningSetArea", conditioning=made, **given)
                 elif one.how == "percent":
-                    given = {"x": x / WIDTH, "y": y / HEIGHT, "width": width / WIDTH, "height": height / HEIGHT}
+                    given = {
+                        "x": x / WIDTH,
+                        "y": y / HEIGHT,
+                        "width": width / WIDTH,
+                        "height": height / HEIGHT,
+                    }
                     given |= {"strength": one.strength}
                     (made,) = run("ConditioningSetAreaPercentage", conditioning=made, **given)
                 else:
@@ -214,7 +291,9 @@ class Bench:
                     (made,) = run("ConditioningSetMask", conditioning=made, **given)
             if one.range != (0.0, 1.0):
                 start, end = one.range
-                (made,) = run("ConditioningSetTimestepRange", conditioning=made, start=start, end=end)
+                (made,) = run(
+                    "ConditioningSetTimestepRange", conditioning=made, start=start, end=end
+                )
             joined += made
         return joined
 
@@ -231,12 +310,16 @@ class Bench:
         return tiled(model, case.tiles == "together") if case.tiles else model
 
     def reference(self, case: Case, subject: Subject, conds: list) -> tuple[torch.Tensor, list]:
-        """The latent as if each part were sampled alone, and what a watcher reads of each positive part by step."""
+        """The latent as if each part were sampled alone, and what a watcher reads of each positive
+        part by step.
+        """
         import comfy.sample
 
         model = self.world.model.model
         sampling, sigmas = self.world.model.get_model_object("model_sampling"), self.sigmas()
-        noise = comfy.sample.prepare_noise(torch.zeros(case.images, 4, HEIGHT // 8, WIDTH // 8), _SEED)
+        noise = comfy.sample.prepare_noise(
+            torch.zeros(case.images, 4, HEIGHT // 8, WIDTH // 8), _SEED
+        )
         x, seen = sampling.noise_scaling(sigmas[0], noise, torch.zeros_like(noise), True), []
         for sigma, after in itertools.pairwise(sigmas):
             readings: list = []
@@ -255,10 +338,16 @@ class Bench:
         """The noise levels of the runs."""
         import comfy.samplers
 
-        return comfy.samplers.calculate_sigmas(self.world.model.get_model_object("model_sampling"), _SCHEDULER, _STEPS)
+        return comfy.samplers.calculate_sigmas(
+            self.world.model.get_model_object("model_sampling"), _SCHEDULER, _STEPS
+        )
 
-    def predicted(self, case, subject, entries, x, sigma, sigmas, side=0, readings=None) -> torch.Tensor:
-        """The prediction of a side of the guider: of each of its parts alone, weighed as ComfyUI does."""
+    def predicted(
+        self, case, subject, entries, x, sigma, sigmas, side=0, readings=None
+    ) -> torch.Tensor:
+        """The prediction of a side of the guider: of each of its parts alone, weighed as ComfyUI
+        does.
+        """
         import comfy.samplers
 
         total, weight = torch.zeros_like(x), torch.full_like(x, 1e-37)
@@ -269,7 +358,9 @@ class Bench:
             height, width, top, left = part.area or (*x.shape[2:], 0, 0)
             box = (..., slice(top, top + height), slice(left, left + width))
             text = entry["model_conds"]["c_crossattn"].cond
-            result, read = self.alone(case, subject, side, text, part.input_x, (top, left), sigma, sigmas)
+            result, read = self.alone(
+                case, subject, side, text, part.input_x, (top, left), sigma, sigmas
+            )
             if readings is not None:
                 readings += read
             total[box] += result * part.mult
@@ -284,30 +375,20 @@ class Bench:
             if entry.get("timestep_end", -1.0) <= sigma <= entry.get("timestep_start", math.inf)
         ]
 
-    def alone(self, case, subject, side, text, x, begin, sigma, sigmas) -> tuple[torch.Tensor, list]:
+    def alone(
+        self, case, subject, side, text, x, begin, sigma, sigmas
+    ) -> tuple[torch.Tensor, list]:
         """The prediction of one part in calls of its own, one for each tile."""
         halves, left, results, read = [x], 0, [], []
         if case.tiles:
             half = x.shape[3] // 2
             halves = [x[..., :half], x[..., half:]]
         for tile in halves:
-            mask = subject.mask
-            if mask is not None:
-                mask = mask[
-                    :,
-                    *(
-                        slice(round(first * cells), round((first + length) * cells))
-                        for first, length, cells in zip(
-                            (begin[0], begin[1] + left),
-                            tile.shape[2:],
-                            (8 * mask.shape[1] / HEIGHT, 8 * mask.shape[2] / WIDTH),
-                            strict=True,
-                        )
-                    ),
-                ]
             model = self.world.model
-            if side in subject.sides or (subject.read and side == 0):
-                model = subject.model_for(model, mask, float(sigma))
+            for node in subject.nodes:
+                if side in node.sides or (node.read and side == 0):
+                    mask = _cut(node.mask, (begin[0], begin[1] + left), tile.shape[2:])
+                    model = node.model_for(model, mask, float(sigma))
             behind = coupled(model, self.region, (side,)) if side in case.couple else model
             denoised, latent = self._evaluated(behind, side, text, tile, sigma, sigmas)
             results.append(denoised)
@@ -317,7 +398,8 @@ class Bench:
         return torch.cat(results, dim=3), read
 
     def _evaluated(self, model, side: int, text: torch.Tensor, x: torch.Tensor, sigma, sigmas):
-        """The prediction of a MODEL for a text alone, as a side of the guider, and the latent of that run.
+        """The prediction of a MODEL for a text alone, as a side of the guider, and the latent of
+        that run.
 
         The run has the whole schedule, and evaluates nothing else.
         """
@@ -326,7 +408,9 @@ class Bench:
         made = {}
 
         def one_side(args: dict) -> list:
-            conds = [entries if number == side else None for number, entries in enumerate(args["conds"])]
+            conds = [
+                entries if number == side else None for number, entries in enumerate(args["conds"])
+            ]
             given = (conds, args["input"], args["sigma"], args["model_options"])
             made["predicted"] = comfy.samplers.calc_cond_batch(args["model"], *given)[side]
             return [made["predicted"]] * 2
@@ -364,13 +448,32 @@ class Bench:
         return seen
 
 
+def _cut(
+    mask: torch.Tensor | None, begin: tuple[int, int], size: tuple[int, ...]
+) -> torch.Tensor | None:
+    """The part of masks (M, H, W) of the image over a rectangle of the latent."""
+    if mask is None:
+        return None
+    slices = []
+    for first, length, cells in zip(
+        begin, size, (8 * mask.shape[1] / HEIGHT, 8 * mask.shape[2] / WIDTH), strict=True
+    ):
+        slices.append(slice(round(first * cells), round((first + length) * cells)))
+    return mask[:, *slices]
+
+
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     """The largest difference as a fraction of the largest value."""
-    return float((found.float() - expected.float()).abs().max() / expected.float().abs().max().clamp_min(1e-12))
+    return float(
+        (found.float() - expected.float()).abs().max()
+        / expected.float().abs().max().clamp_min(1e-12)
+    )
 
 
 def compared(found: torch.Tensor, expected: torch.Tensor, plain: torch.Tensor) -> tuple[str, str]:
-    """Right where a result is off by a thousandth of what the node does, or less: other orders of sums differ."""
+    """Right where a result is off by a thousandth of what the node does, or less: other orders of
+    sums differ.
+    """
     error, acted = relative(found, expected), relative(plain, expected)
     message = f"off by {error:.1e} of the largest, acts by {acted:.1e}"
     return ("right" if error <= 1e-3 * acted + 1e-5 else "wrong"), message
@@ -382,14 +485,17 @@ def kind_of(error: Exception) -> tuple[str, str]:
         trace = trace.tb_next
     own = trace is not None and str(paths.ROOT / "nodes") in trace.tb_frame.f_code.co_filename
     sentence = own and isinstance(error, ValueError) and _SENTENCE.fullmatch(text)
-    return ("sentence" if sentence else "bare"), f"{type(error).__name__}: {text}" if not sentence else text
+    return (
+        "sentence" if sentence else "bare"
+    ), f"{type(error).__name__}: {text}" if not sentence else text
 
 
 # What stands for other packs' nodes; none of it is anybody's code.
 
 
 def coupled(model, region: torch.Tensor, sides: tuple[int, ...]):
-    """Regional prompts: the rows of some conditionings (0: positive) are doubled inside cross-attention.
+    """Regional prompts: the rows of some conditionings (0: positive) are doubled inside
+    cross-attention.
 
     With a region's text (1, tokens, D) in the second ones; both are averaged afterwards.
     """
@@ -397,7 +503,9 @@ def coupled(model, region: torch.Tensor, sides: tuple[int, ...]):
     def patch(q, k, v, options):
         parts = options["cond_or_uncond"]
         found: list[list] = [[], [], []]
-        for side, *tensors in zip(parts, *(tensor.chunk(len(parts)) for tensor in (q, k, v)), strict=True):
+        for side, *tensors in zip(
+            parts, *(tensor.chunk(len(parts)) for tensor in (q, k, v)), strict=True
+        ):
             other = region.to(q).repeat(1, -(-k.shape[1] // region.shape[1]), 1)
             for out, tensor, second in zip(found, tensors, (tensors[0], other, other), strict=True):
                 out.append(tensor)
@@ -421,7 +529,9 @@ def coupled(model, region: torch.Tensor, sides: tuple[int, ...]):
 
 
 def tiled(model, together: bool):
-    """A wrapper that evaluates the left and the right half of what it is given, as tiling nodes do."""
+    """A wrapper that evaluates the left and the right half of what it is given, as tiling nodes
+    do.
+    """
 
     def wrapper(apply_model, given):
         x, t, c = given["input"], given["timestep"], given["c"]
@@ -430,8 +540,13 @@ def tiled(model, together: bool):
         with torch.inference_mode():
             if not together:
                 return torch.cat([apply_model(tile, t, **c) for tile in tiles], dim=3)
-            twice = {name: torch.cat([one] * 2) if torch.is_tensor(one) else one for name, one in c.items()}
-            return torch.cat(apply_model(torch.cat(tiles), torch.cat([t] * 2), **twice).chunk(2), dim=3)
+            twice = {
+                name: torch.cat([one] * 2) if torch.is_tensor(one) else one
+                for name, one in c.items()
+            }
+            return torch.cat(
+                apply_model(torch.cat(tiles), torch.cat([t] * 2), **twice).chunk(2), dim=3
+            )
 
     clone = model.clone()
     clone.set_model_unet_function_wrapper(wrapper)

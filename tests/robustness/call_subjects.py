@@ -1,4 +1,6 @@
-"""The nodes that `run.py fuzz --calls` tries: how each is made for a prompt, and how its end is compared."""
+"""The nodes that `run.py fuzz --calls` tries: how each is made for a prompt, and how its end is
+compared.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from . import call_edits
 from .call_reference import HEIGHT, WIDTH, Bench, Case, Subject, Text, coupled, relative
 
 
@@ -26,7 +29,10 @@ def _rows(draw: random.Random) -> tuple[str, tuple[int, ...]]:
 
 
 def _steering(bench: Bench, case: Case, draw, generator) -> Subject:
-    ids = draw.sample(("up-level0-repeat1-res-out", "mid-vit-block0-out", "up-level1-repeat0-vit-block0-cross-q"), 2)
+    ids = draw.sample(
+        ("up-level0-repeat1-res-out", "mid-vit-block0-out", "up-level1-repeat0-vit-block0-cross-q"),
+        2,
+    )
     steering = bench.app.module("nodes.activations.steering")
     direction = {id_: torch.randn(bench.channels[id_], generator=generator) for id_ in ids}
     rows, sides = _rows(draw)
@@ -51,7 +57,11 @@ def _sparse_features(bench: Bench, case: Case, draw, generator) -> Subject:
         id_, 8, normal(count, channels), decoder, normal(channels), normal(count), usual
     )
     rows, sides = _rows(draw)
-    given = {"autoencoder": autoencoder, "strengths": "3 = 4\n5 = -4", "mode": draw.choice(("add", "scale"))}
+    given = {
+        "autoencoder": autoencoder,
+        "strengths": "3 = 4\n5 = -4",
+        "mode": draw.choice(("add", "scale")),
+    }
     given |= {"rows": rows, "start_percent": 0.0, "end_percent": 1.0}
 
     def model_for(model, mask, sigma):
@@ -65,7 +75,9 @@ def _patching(bench: Bench, case: Case, draw, generator) -> Subject:
     ids = draw.choice(("up-level1-repeat0-res-out", "mid-vit-block0-out"))
     rows, sides = draw.choice((("conditional", (0,)), ("both", (0, 1))))
     model, recording = bench.world.record(rows=rows, ids=ids)
-    other = Case(case.number, (Text("a yellow house"),), (Text(""),), draw.choice((1, case.images)), 3.0)
+    other = Case(
+        case.number, (Text("a yellow house"),), (Text(""),), draw.choice((1, case.images)), 3.0
+    )
     latent, _ = bench.sample(other, model)
     given = {"recording": recording, "latent": {"samples": latent}, "ids": "*"}
     given |= {"patched_steps": draw.choice(("all", "last")), "strength": draw.choice((0.5, 1.0))}
@@ -78,16 +90,23 @@ def _patching(bench: Bench, case: Case, draw, generator) -> Subject:
 
 def _neuron_mask(bench: Bench, case: Case, draw, generator) -> Subject:
     rows, sides = draw.choice((("positive", (0,)), ("both", (0, 1))))
-    mask, given = _silenced(bench, draw), {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0}
+    mask, given = (
+        _silenced(bench, draw),
+        {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0},
+    )
 
     def model_for(model, _mask, sigma):
-        return bench.app.run("GBX_NemoNeuronMask", model=model, mask=mask, apply_to=rows, **given)[0]
+        return bench.app.run("GBX_NemoNeuronMask", model=model, mask=mask, apply_to=rows, **given)[
+            0
+        ]
 
     return Subject(model_for, sides)
 
 
 def _neuron_mask_of_prompts(bench: Bench, case: Case, draw, generator) -> Subject:
-    """The neurons of a prompt act in all positive rows while one of the positive texts is that prompt."""
+    """The neurons of a prompt act in all positive rows while one of the positive texts is that
+    prompt.
+    """
     prompt = draw.choice([one.text for one in case.positive] + ["another prompt"])
     mask = _silenced(bench, draw, prompt)
     given = {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0, "apply_to": "positive"}
@@ -98,9 +117,15 @@ def _neuron_mask_of_prompts(bench: Bench, case: Case, draw, generator) -> Subjec
     def model_for(model, _mask, sigma):
         if sigma is None:
             given_more = {"masked_prompts": "own", "clip": bench.world.clip}
-            return bench.app.run("GBX_NemoNeuronMask", model=model, mask=mask, **given, **given_more)[0]
+            return bench.app.run(
+                "GBX_NemoNeuronMask", model=model, mask=mask, **given, **given_more
+            )[0]
         acts = made[any(torch.equal(text, own) for text in bench.active(conds[0][0], sigma))]
-        return model if acts is None else bench.app.run("GBX_NemoNeuronMask", model=model, mask=mask, **given)[0]
+        return (
+            model
+            if acts is None
+            else bench.app.run("GBX_NemoNeuronMask", model=model, mask=mask, **given)[0]
+        )
 
     def check(found):
         conds[:] = [found]
@@ -117,11 +142,17 @@ def _silenced(bench: Bench, draw: random.Random, prompt: str = ""):
     chosen = draw.sample(layers, 4)
     neurons = {layer.path: tuple(range(0, layer.width, 2)) for layer in chosen}
     searches = (module.SearchRecord(prompt, neurons, True),) if prompt else ()
-    return module.NeuronMask({path: dict.fromkeys(of, 0.0) for path, of in neurons.items()}, searches)
+    return module.NeuronMask(
+        {path: dict.fromkeys(of, 0.0) for path, of in neurons.items()}, searches
+    )
 
 
 def _attention_scaling(bench: Bench, case: Case, draw, generator) -> Subject:
-    given = {"clip": bench.world.clip, "prompt": draw.choice(case.positive).text, "scale": draw.choice((1.25, 3.0))}
+    given = {
+        "clip": bench.world.clip,
+        "prompt": draw.choice(case.positive).text,
+        "scale": draw.choice((1.25, 3.0)),
+    }
     given["mask_padding"] = draw.random() < 0.5
 
     def model_for(model, _mask, sigma):
@@ -132,17 +163,13 @@ def _attention_scaling(bench: Bench, case: Case, draw, generator) -> Subject:
 
 def _weight_guidance(bench: Bench, case: Case, draw, generator) -> Subject:
     """W2W Guidance, with a change of some layers in place of a point."""
-    layers = [f"{one.path.removesuffix('to_v')}to_q" for one in _layers(bench)]
-    tensors = {}
-    for path in draw.sample(layers, 3):
-        width, reads = bench.network.get_submodule(path).weight.shape
-        name = "lora_unet_" + path.replace(".", "_")
-        tensors[f"{name}.lora_up.weight"] = 2 * torch.randn(width, 2, generator=generator)
-        tensors[f"{name}.lora_down.weight"] = torch.randn(2, reads, generator=generator)
-        tensors[f"{name}.alpha"] = torch.tensor(2.0)
+    paths = draw.sample(call_edits.attention_paths(bench), 3)
+    tensors = call_edits.low_rank(bench, paths, generator)
     guide = bench.app.module("nodes.weights.weight_guidance_comfy").guide
     base = draw.choice((0.0, 1.0, -0.5))
-    return Subject(lambda model, _mask, _sigma: guide(model, base, [(1.0 - base or 0.5, tensors)]), (0,))
+    return Subject(
+        lambda model, _mask, _sigma: guide(model, base, [(1.0 - base or 0.5, tensors)]), (0,)
+    )
 
 
 def _layers(bench: Bench) -> list:
@@ -150,7 +177,10 @@ def _layers(bench: Bench) -> list:
 
 
 def _recorder(bench: Bench, case: Case, draw, generator, ids: str = "") -> Subject:
-    every = "up-level1-repeat0-res-out, mid-vit-block0-out, attn-mean, up-level1-repeat0-vit-block0-cross-map"
+    every = (
+        "up-level1-repeat0-res-out, mid-vit-block0-out, attn-mean, "
+        "up-level1-repeat0-vit-block0-cross-map"
+    )
     ids = ids or draw.choice((every, every.split(", attn")[0]))
     recordings: list = []
 
@@ -168,17 +198,29 @@ def _recorder(bench: Bench, case: Case, draw, generator, ids: str = "") -> Subje
 
 
 def _tap(bench: Bench, case: Case, draw, generator) -> Subject:
-    """Layer Activation Tap, against its own of the one text that acts at that noise level, over the whole image."""
+    """Layer Activation Tap, against its own of the one text that acts at that noise level, over the
+    whole image.
+    """
     sigma, ids = 2.0, draw.choice(("up-level1-repeat0-res-out", "mid-vit-block0-out", "attn-mean"))
-    how = {"noise_unit": "sigma", "level": sigma, "latent": bench.world.latent(case.images, HEIGHT, WIDTH)}
+    how = {
+        "noise_unit": "sigma",
+        "level": sigma,
+        "latent": bench.world.latent(case.images, HEIGHT, WIDTH),
+    }
 
     def check(_conds):
         behind = bench.on(case, bench.world.model)
-        found = bench.world.tap(ids, model=behind, positive=bench.conditioning(case.positive), **how)
+        found = bench.world.tap(
+            ids, model=behind, positive=bench.conditioning(case.positive), **how
+        )
         texts = bench.active(bench.prepared(case.positive), sigma)
         if len(texts) != 1:
             return "wrong", f"Read one activation, where {len(texts)} parts act."
-        couple = coupled(bench.world.model, bench.region, (0,)) if 0 in case.couple else bench.world.model
+        couple = (
+            coupled(bench.world.model, bench.region, (0,))
+            if 0 in case.couple
+            else bench.world.model
+        )
         alone = bench.world.tap(ids, model=couple, positive=[[texts[0], {}]], **how)
         error = relative(found.tensors[ids], alone.tensors[ids])
         return ("right" if error <= 1e-4 else "wrong"), f"off by {error:.1e}"
@@ -187,7 +229,9 @@ def _tap(bench: Bench, case: Case, draw, generator) -> Subject:
 
 
 def _word_maps(bench: Bench, case: Case, draw, generator) -> Subject:
-    """Seed Scout's words, averaged over steps, against the maps of that text alone in the steps in which it acts."""
+    """Seed Scout's words, averaged over steps, against the maps of that text alone in the steps in
+    which it acts.
+    """
     prompt = case.positive[0].text
 
     def check(conds):
@@ -210,7 +254,8 @@ def _word_maps(bench: Bench, case: Case, draw, generator) -> Subject:
         read = bench.app.module("nodes.host.text_encoding").read_prompt(bench.world.clip, prompt)
         mean = torch.stack([one.float() for one in steps]).mean(0)
         worst = max(
-            relative(maps._maps[word], heat_map(mean, places, read.length)) for word, places in read.find("").items()
+            relative(maps._maps[word], heat_map(mean, places, read.length))
+            for word, places in read.find("").items()
         )
         return ("right" if worst <= 1e-3 else "wrong"), f"off by {worst:.1e}"
 
@@ -218,7 +263,9 @@ def _word_maps(bench: Bench, case: Case, draw, generator) -> Subject:
 
 
 def _bright_ending(bench: Bench, case: Case, draw, generator) -> Subject:
-    """Bright Ending of the first text, which it samples itself on the MODEL, against calls of its own for each side."""
+    """Bright Ending of the first text, which it samples itself on the MODEL, against calls of its
+    own for each side.
+    """
     layers = [one.path.removesuffix(".to_v") for one in _layers(bench)][:2]
     positive, negative = bench.encoded(case.positive[0].text), bench.encoded("")
     noise = torch.randn(case.images, 4, HEIGHT // 8, WIDTH // 8, generator=generator)
@@ -232,21 +279,28 @@ def _bright_ending(bench: Bench, case: Case, draw, generator) -> Subject:
             differences, attention = sample(behind, positive, negative, noise, 2, 3.0, layers, 2)
         sampling = bench.world.model.get_model_object("model_sampling")
         sigmas = comfy.samplers.calculate_sigmas(sampling, "ddim_uniform", 2)
-        x, subject = sampling.noise_scaling(sigmas[0], noise, torch.zeros_like(noise), False), Subject(lambda *_: None)
+        x, subject = (
+            sampling.noise_scaling(sigmas[0], noise, torch.zeros_like(noise), False),
+            Subject(lambda *_: None),
+        )
         expected, seen = [], {}
         for sigma, after in itertools.pairwise(sigmas):
             sides = []
             for side, text in enumerate((positive, negative)):
                 hooks = [
                     bench.network.get_submodule(f"{layer}.{name}").register_forward_hook(
-                        lambda _, _args, output, key=(layer, name): seen.update({key: output.clone()})
+                        lambda _, _args, output, key=(layer, name): seen.update(
+                            {key: output.clone()}
+                        )
                     )
                     for layer in layers
                     for name in ("to_q", "to_k")
                     if side == 0
                 ]
                 try:
-                    sides.append(bench.alone(case, subject, side, text[0][0], x, (0, 0), sigma, sigmas)[0])
+                    sides.append(
+                        bench.alone(case, subject, side, text[0][0], x, (0, 0), sigma, sigmas)[0]
+                    )
                 finally:
                     for hook in hooks:
                         hook.remove()
@@ -271,9 +325,15 @@ def _bright_ending(bench: Bench, case: Case, draw, generator) -> Subject:
 
 
 def _first_step(bench: Bench, case: Case, draw, generator) -> Subject:
-    """What NeMo's searches evaluate: one step with neurons scaled, for all rows or each its own, three times over."""
+    """What NeMo's searches evaluate: one step with neurons scaled, for all rows or each its own,
+    three times over.
+    """
     layer = draw.choice(_layers(bench))
-    factors = [torch.ones(layer.width), torch.ones(layer.width), torch.ones(case.images, layer.width)]
+    factors = [
+        torch.ones(layer.width),
+        torch.ones(layer.width),
+        torch.ones(case.images, layer.width),
+    ]
     factors[1][::2], factors[2][-1, ::3] = 0, 0
     noise = torch.randn(case.images, 4, HEIGHT // 8, WIDTH // 8, generator=generator)
 
@@ -318,4 +378,24 @@ SUBJECTS: dict[str, Callable[..., Subject]] = {
     "Seed Scout": _word_maps,
     "Bright Ending": _bright_ending,
     "NeMo's first step": _first_step,
+    "Edit by Words": call_edits.words,
+    "W2W Apply in an interval": call_edits.interval,
+    "Optimize Neuron Mask": call_edits.learned_factors,
+    "Optimize Neuron Mask, its mask": call_edits.learned_mask,
 }
+#: Nodes that change a MODEL, by themselves and two of them on one MODEL; those that sample by
+#: themselves are left out.
+CHANGES = {
+    name: SUBJECTS[name]
+    for name in (
+        "Activation Steering",
+        "Sparse Feature Steering",
+        "NeMo Neuron Mask",
+        "Attention Scaling",
+        "W2W Guidance",
+        "Edit by Words",
+        "W2W Apply in an interval",
+        "Optimize Neuron Mask, its mask",
+    )
+}
+PAIRS = call_edits.pairs(CHANGES)

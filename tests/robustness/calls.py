@@ -1,4 +1,6 @@
-"""`run.py fuzz --calls N`: nodes that hook a network, on prompts with areas, couples and tiles, against a reference."""
+"""`run.py fuzz --calls N`: nodes that hook a network, on prompts with areas, couples and tiles,
+against a reference.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ RESULT, PREFIX = "robustness_calls", "calls: "
 
 
 def run(comfyui_folder: Path, count: int, seed: int) -> int:
-    """Try every node on so many prompts, print the defects, and write the numbers; returns 1 if there was a defect."""
+    """Try every node on so many prompts, print the defects, and write the numbers; returns 1 if
+    there was a defect.
+    """
     from tqdm import tqdm
 
     results = studies.load_module("common.results", "studies")
@@ -28,13 +32,21 @@ def run(comfyui_folder: Path, count: int, seed: int) -> int:
                 print(f"prompt {number}, {name}: {kind}: {message}")
     numbers = {
         f"{PREFIX}{name}": results.number(
-            found["right"], count, "prompts", f"as the reference; {found['sentence']} more end in one sentence"
+            found["right"],
+            count,
+            "prompts",
+            f"as the reference; {found['sentence']} more end in one sentence",
         )
         for name, found in counts.items()
     }
-    for kind, what in {"bare": "ended in an error without a sentence", "wrong": "ended with another result"}.items():
+    for kind, what in {
+        "bare": "ended in an error without a sentence",
+        "wrong": "ended with another result",
+    }.items():
         value = sum(found[kind] for found in counts.values())
-        numbers[PREFIX + kind] = results.number(value, count * len(SUBJECTS), "uses", f"of a node on a prompt {what}")
+        numbers[PREFIX + kind] = results.number(
+            value, count * len(SUBJECTS), "uses", f"of a node on a prompt {what}"
+        )
     command = f"python run.py fuzz --calls {count} --seed {seed}"
     results.write(RESULT, command, seed, paths.ROOT / "assets" / "avatars-v2", numbers)
     return int(any(found[kind] for found in counts.values() for kind in DEFECTS))

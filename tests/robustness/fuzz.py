@@ -1,8 +1,10 @@
-"""`run.py fuzz --minutes N`: random API prompts for every node of the pack, each followed to its end.
+"""`run.py fuzz --minutes N`: random API prompts for every node of the pack, each followed to its
+end.
 
-A prompt is built from ComfyUI's /object_info alone: a node of the pack, what its sockets need, and a use of one of its
-outputs, at the smallest sizes. In most prompts one input is wrong. Each must end in a result or in one readable
-sentence. Prompt n depends on the seed and on n only, so that `--only n` repeats it.
+A prompt is built from ComfyUI's /object_info alone: a node of the pack, what its sockets need, and
+a use of one of its outputs, at the smallest sizes. In most prompts one input is wrong. Each must
+end in a result or in one readable sentence. Prompt n depends on the seed and on n only, so that
+`--only n` repeats it.
 """
 
 from __future__ import annotations
@@ -51,8 +53,12 @@ class State:
     seed: int
     next: int = 0
     counts: Counter = field(default_factory=Counter)
-    messages: dict[str, dict] = field(default_factory=dict)  # message without its numbers -> kind, count, first prompt
-    defects: dict[str, list[str]] = field(default_factory=dict)  # number of a prompt -> kind, message without numbers
+    messages: dict[str, dict] = field(
+        default_factory=dict
+    )  # message without its numbers -> kind, count, first prompt
+    defects: dict[str, list[str]] = field(
+        default_factory=dict
+    )  # number of a prompt -> kind, message without numbers
 
     def note(self, number: int, kind: str, message: str) -> None:
         """Count one outcome, for a prompt that ended in a defect before in the place of that."""
@@ -65,14 +71,18 @@ class State:
         self.counts[kind] += 1
         self.next = max(self.next, number + 1)
         if message:
-            plain = re.sub(r"'[^']*'|\"[^\"]*\"|-?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?", "#", message)[:300]
+            plain = re.sub(r"'[^']*'|\"[^\"]*\"|-?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?", "#", message)[
+                :300
+            ]
             key = f"{kind}: {plain}"
             self.messages.setdefault(key, {"kind": kind, "count": 0, "first": number})["count"] += 1
             if kind in DEFECTS and number >= 0:  # leftovers are of no prompt in particular
                 self.defects[str(number)] = [kind, key]
 
     def numbers(self) -> Iterator[int]:
-        """What to try next: first the prompts that ended in a defect, which may have been mended."""
+        """What to try next: first the prompts that ended in a defect, which may have been
+        mended.
+        """
         return itertools.chain(sorted(map(int, self.defects)), itertools.count(self.next))
 
     def save(self) -> None:
@@ -91,8 +101,12 @@ def load_state(seed: int) -> State:
     return State(seed)
 
 
-def follow(client: Client, prompt: dict, limit: float = _LIMIT_SECONDS, stop: float = _STOP_SECONDS) -> tuple[str, str]:
-    """Queue a prompt and wait for its end; returns its kind (of KINDS) and the message that it ended with."""
+def follow(
+    client: Client, prompt: dict, limit: float = _LIMIT_SECONDS, stop: float = _STOP_SECONDS
+) -> tuple[str, str]:
+    """Queue a prompt and wait for its end; returns its kind (of KINDS) and the message that it
+    ended with.
+    """
     try:
         prompt_id = client.queue(prompt)
     except PromptError as error:
@@ -109,7 +123,9 @@ def follow(client: Client, prompt: dict, limit: float = _LIMIT_SECONDS, stop: fl
                 client.interrupt()
                 interrupted, deadline = True, time.monotonic() + stop
             time.sleep(pause)
-            pause = min(1.2 * pause, 1.0)  # each request costs the server about as much as a small node
+            pause = min(
+                1.2 * pause, 1.0
+            )  # each request costs the server about as much as a small node
     except ConnectionLostError:
         return "died", f"{_names(prompt)} ended the server"
     return ("stopped", "") if interrupted else outcome(entry, prompt)
@@ -123,17 +139,23 @@ def outcome(entry: dict, prompt: dict) -> tuple[str, str]:
             message = data["exception_message"].strip()
             if not node.startswith("GBX_"):
                 return "stock", f"{node}: {error}: {message}"
-            return ("sentence" if is_readable(error, message) else "bare"), f"{node}: {error}: {message}"
+            return (
+                "sentence" if is_readable(error, message) else "bare"
+            ), f"{node}: {error}: {message}"
     return "done", ""
 
 
 def is_readable(error: str, message: str) -> bool:
-    """Whether an exception's class and message are what a person can act on: one sentence, not one of Python's own."""
+    """Whether an exception's class and message are what a person can act on: one sentence, not one
+    of Python's own.
+    """
     return not _BARE.search(error) and bool(_SENTENCE.match(message))
 
 
 def _names(prompt: dict) -> str:
-    return " + ".join(entry["class_type"] for entry in prompt.values() if entry["class_type"].startswith("GBX_"))
+    return " + ".join(
+        entry["class_type"] for entry in prompt.values() if entry["class_type"].startswith("GBX_")
+    )
 
 
 def hostile_files(base: Path) -> None:
@@ -149,7 +171,9 @@ def hostile_files(base: Path) -> None:
     for folder in ("models/w2w", "models/loras", "input"):
         for name, content in contents.items():
             for suffix in (
-                (".safetensors", ".pt") if "models" in folder else (".safetensors", ".json", ".csv", ".txt", ".png")
+                (".safetensors", ".pt")
+                if "models" in folder
+                else (".safetensors", ".json", ".csv", ".txt", ".png")
             ):
                 file = base / folder / f"{HOSTILE}{name}{suffix}"
                 file.parent.mkdir(parents=True, exist_ok=True)
@@ -158,7 +182,9 @@ def hostile_files(base: Path) -> None:
 
 def leftovers(base: Path) -> list[str]:
     """Temporary files that are left below a folder."""
-    return sorted(str(path.relative_to(base)) for pattern in LEFTOVERS for path in base.rglob(pattern))
+    return sorted(
+        str(path.relative_to(base)) for pattern in LEFTOVERS for path in base.rglob(pattern)
+    )
 
 
 def run(comfyui_folder: Path, arguments: Sequence[str]) -> int:
@@ -166,26 +192,67 @@ def run(comfyui_folder: Path, arguments: Sequence[str]) -> int:
 
     A run goes on where the last one ended, after it has tried again what ended in a defect then.
     """
-    parser = argparse.ArgumentParser("run.py fuzz", description="Follow random prompts for every node to their end.")
+    parser = argparse.ArgumentParser(
+        "run.py fuzz", description="Follow random prompts for every node to their end."
+    )
     parser.add_argument("--minutes", type=float, default=10.0, help="how long (default: 10)")
     parser.add_argument("--seed", type=int, default=1, help="of the prompts (default: 1)")
-    parser.add_argument("--restart", action="store_true", help="forget what earlier runs have tried")
-    parser.add_argument("--soak", type=int, metavar="PROMPTS", help="instead, run the demo workflows this many times")
     parser.add_argument(
-        "--stop", nargs="*", metavar="NODE", help="instead, measure how long Stop waits in every node, or in these"
+        "--restart", action="store_true", help="forget what earlier runs have tried"
     )
-    parser.add_argument("--calls", type=int, metavar="PROMPTS", help="instead, compare hooking nodes with a reference")
     parser.add_argument(
-        "--repeat", type=int, metavar="N", help="instead, stop or change N prompts each and queue them again"
+        "--soak",
+        type=int,
+        metavar="PROMPTS",
+        help="instead, run the demo workflows this many times",
     )
-    parser.add_argument("--these", nargs="+", default=(), metavar="MOVE_NUMBER", help="of --repeat, print these alone")
-    parser.add_argument("--only", type=int, metavar="NUMBER", help="print one prompt, run it and print its end")
+    parser.add_argument(
+        "--stop",
+        nargs="*",
+        metavar="NODE",
+        help="instead, measure how long Stop waits in every node, or in these",
+    )
+    parser.add_argument(
+        "--calls",
+        type=int,
+        metavar="PROMPTS",
+        help="instead, compare hooking nodes with a reference",
+    )
+    parser.add_argument(
+        "--repeat",
+        type=int,
+        metavar="N",
+        help="instead, stop or change N prompts each and queue them again",
+    )
+    parser.add_argument(
+        "--trainers", type=int, metavar="N", help="instead, run N trainers behind other nodes"
+    )
+    parser.add_argument(
+        "--these",
+        nargs="+",
+        default=(),
+        metavar="MOVE_NUMBER",
+        help="of --repeat, print these alone",
+    )
+    parser.add_argument(
+        "--headers",
+        type=int,
+        metavar="FILES",
+        help="instead, read valid files with hostile headers",
+    )
+    parser.add_argument(
+        "--only", type=int, metavar="NUMBER", help="print one prompt, run it and print its end"
+    )
     options = parser.parse_args(arguments)
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # at the smallest sizes more threads only wait for each other
+    os.environ.setdefault(
+        "OMP_NUM_THREADS", "1"
+    )  # at the smallest sizes more threads only wait for each other
     if options.calls is not None:
         from . import calls
 
         return calls.run(comfyui_folder, options.calls, options.seed)
+    if options.headers is not None:
+        return _try_headers(options.headers, options.seed)
     base = FOLDER / "base"
     if options.restart:
         shutil.rmtree(FOLDER, ignore_errors=True)
@@ -206,6 +273,14 @@ def run(comfyui_folder: Path, arguments: Sequence[str]) -> int:
         _write("soak: ", numbers, options.seed)
         bad = ("failed", "different", "temporary files")
         return int(any(numbers[f"soak: {name}"]["value"] for name in bad))
+    if options.trainers is not None:
+        from . import trainers
+
+        numbers = trainers.run(comfyui_folder, options.trainers, options.seed)
+        _write(trainers.PREFIX, numbers, options.seed)
+        return int(
+            any(numbers[f"{trainers.PREFIX}{kind}"]["value"] for kind in ("bare", "frozen", "died"))
+        )
     if options.stop is not None:
         from . import stops
 
@@ -214,7 +289,10 @@ def run(comfyui_folder: Path, arguments: Sequence[str]) -> int:
         from . import repeats
 
         return repeats.run(
-            comfyui_folder, options.repeat, options.seed, [one.replace("_", " ") for one in options.these]
+            comfyui_folder,
+            options.repeat,
+            options.seed,
+            [one.replace("_", " ") for one in options.these],
         )
     state = load_state(options.seed)
     try:
@@ -230,8 +308,12 @@ def run(comfyui_folder: Path, arguments: Sequence[str]) -> int:
     return int(any(state.counts[kind] for kind in DEFECTS))
 
 
-def _tried(comfyui_folder: Path, base: Path, state: State, seconds: float) -> Iterator[tuple[int, str, str]]:
-    """Number, kind and message of one prompt after the other; a server that has died or hangs is replaced."""
+def _tried(
+    comfyui_folder: Path, base: Path, state: State, seconds: float
+) -> Iterator[tuple[int, str, str]]:
+    """Number, kind and message of one prompt after the other; a server that has died or hangs is
+    replaced.
+    """
     from tqdm import tqdm  # here, because the launcher is imported before its environment exists
 
     start, numbers = time.monotonic(), state.numbers()
@@ -246,7 +328,9 @@ def _tried(comfyui_folder: Path, base: Path, state: State, seconds: float) -> It
                     number = next(numbers)
                     kind, message = follow(client, generator.make(number))
                     if kind == "died":
-                        time.sleep(1)  # a server that breaks its connections off needs a moment to end
+                        time.sleep(
+                            1
+                        )  # a server that breaks its connections off needs a moment to end
                         if server.running():
                             kind, message = "frozen", f"{message} It had not ended."
                     if kind in ("died", "frozen"):
@@ -254,8 +338,55 @@ def _tried(comfyui_folder: Path, base: Path, state: State, seconds: float) -> It
                     yield number, kind, message
                     bar.n = min(time.monotonic() - start, seconds)
                     bar.set_description_str(
-                        f"{state.next} prompts, {sum(state.counts[kind] for kind in DEFECTS)} defects"
+                        f"{state.next} prompts, {sum(state.counts[kind] for kind in DEFECTS)} "
+                        "defects"
                     )
+
+
+def _try_headers(count: int, seed: int) -> int:
+    """Read files with hostile headers, and write how many ended how; returns 1 if there was a
+    defect.
+    """
+    from . import hostile_headers
+
+    counts, defects = hostile_headers.run(count, seed)
+    print(*defects, sep="\n")
+    meanings = {
+        "result": "valid files with hostile header values; were read",
+        "sentence": (
+            "valid files with hostile header values; ended in one readable sentence that names "
+            "the file"
+        ),
+        "bare": (
+            "valid files with hostile header values; ended in an exception without such a sentence"
+        ),
+        "slow": (
+            "valid files with hostile header values; took more than "
+            f"{hostile_headers.MOST_SECONDS:.0f} s"
+        ),
+    }
+    numbers = {
+        f"headers: {end}": {
+            "value": counts[end],
+            "n": count,
+            "unit": "files",
+            "what": meanings[end],
+        }
+        for end in hostile_headers.ENDS
+    }
+    numbers["headers: kinds"] = {
+        "value": len(hostile_headers.KINDS),
+        "n": count,
+        "unit": "kinds",
+        "what": (
+            "of files, each with an equal number of cases; their readers ran in one process, "
+            "without nodes"
+        ),
+    }
+    for name, entry in numbers.items():
+        print(f"{name}: {entry['value']} of {count} ({entry['what']})")
+    _write("headers: ", numbers, seed)
+    return int(bool(defects))
 
 
 def _report(state: State, seed: int) -> None:
@@ -267,7 +398,12 @@ def _report(state: State, seed: int) -> None:
             if entry["kind"] == kind:
                 print(f"{entry['count']:5d} x {message} (prompt {entry['first']})")
     numbers = {
-        f"prompts: {kind}": {"value": state.counts[kind], "n": tried, "unit": "prompts", "what": what}
+        f"prompts: {kind}": {
+            "value": state.counts[kind],
+            "n": tried,
+            "unit": "prompts",
+            "what": what,
+        }
         for kind, what in {
             "done": "ended in a result",
             "refused": "refused by ComfyUI before anything ran",
@@ -298,4 +434,5 @@ def _write(prefix: str, numbers: dict[str, dict], seed: int) -> None:
     command = f"python run.py fuzz --seed {seed}"
     assets = paths.ROOT / "assets" / "avatars-v2"
 
-    print(f"\nWritten: {results.write(_RESULT, command, seed, assets, dict(sorted({**kept, **numbers}.items())))}")
+    every = dict(sorted({**kept, **numbers}.items()))
+    print(f"\nWritten: {results.write(_RESULT, command, seed, assets, every)}")

@@ -12,15 +12,31 @@ from tools.launcher.widgets import Input, default_value, inputs
 
 # Stock nodes that make what the sockets of the pack take; the first of a type is the usual one.
 _STOCK = (
-    *("CLIPTextEncode", "VAEEncode", "EmptyLatentImage", "EmptySD3LatentImage", "RandomNoise", "DisableNoise"),
-    *("KSamplerSelect", "BasicScheduler", "BasicGuider", "CFGGuider", "EmptyImage", "SolidMask", "VAEDecode"),
+    *(
+        "CLIPTextEncode",
+        "VAEEncode",
+        "EmptyLatentImage",
+        "EmptySD3LatentImage",
+        "RandomNoise",
+        "DisableNoise",
+    ),
+    *(
+        "KSamplerSelect",
+        "BasicScheduler",
+        "BasicGuider",
+        "CFGGuider",
+        "EmptyImage",
+        "SolidMask",
+        "VAEDecode",
+    ),
     *("ConditioningZeroOut", "KSampler", "SamplerCustomAdvanced"),
 )
 # Inputs that decide how long a run takes, and the values that keep it short.
 _SMALL = {
     r"batch_size|^count$": (1, 2),
     r"width|height|resolution|size$": (64, 128),
-    r"steps|count|batch|seeds|images|draws|rounds|epochs|members|samples|budget|seconds|number|length": (1, 2),
+    r"steps|count|batch|seeds|images|draws|rounds|epochs"
+    r"|members|samples|budget|seconds|number|length": (1, 2),
     r"rank|pool|candidates|clusters|ensemble|networks|every": (1, 2, 4),
 }
 _TEXTS = (
@@ -36,13 +52,26 @@ _TEXTS = (
     "1" + " " * 800 + "x",
     "a" * 20_000,
 )
-_WRONG_NUMBERS = (math.nan, math.inf, -math.inf, -1e308, 10**30, "x", "", None, True, {"__value__": [1, 2]})
+_WRONG_NUMBERS = (
+    math.nan,
+    math.inf,
+    -math.inf,
+    -1e308,
+    10**30,
+    "x",
+    "",
+    None,
+    True,
+    {"__value__": [1, 2]},
+)
 _WRONG_TEXTS = (5, None, "\0", "* " * 100_000, "x" * 1_000_001, {"__value__": []})
 _WRONG_OPTIONS = ("Bogus", "", 7, None, {"__value__": ["a"]})
 _WRONG_LINKS = (1, "x", None, True, ["missing", 0], {"__value__": {"samples": 1}})
 _PLAIN = 0.8
 # Makers that need a file of the user's or a sampler before them: of a type the last choice.
-_LAST_CHOICE = re.compile(r"GBX_((?!LoadDemo|W2WLoad)\w*(Load|Import|Build|ProjectLoRA)|ReadActivations)")
+_LAST_CHOICE = re.compile(
+    r"GBX_((?!LoadDemo|W2WLoad)\w*(Load|Import|Build|ProjectLoRA)|ReadActivations)"
+)
 _PROMPTS = "portrait, bald\nportrait, red hair\nportrait, sunglasses"  # where a node takes a list
 HOSTILE = "hostile_"
 
@@ -53,7 +82,9 @@ class Generator:
     def __init__(self, object_info: dict, seed: int):
         self._info, self._seed = object_info, seed
         module = f"custom_nodes.{comfyui.PACK_NAME}"
-        self.nodes = sorted(name for name, info in object_info.items() if info.get("python_module") == module)
+        self.nodes = sorted(
+            name for name, info in object_info.items() if info.get("python_module") == module
+        )
         if not self.nodes:
             raise LaunchError("ComfyUI has not loaded the pack: see the server's log.")
         self._makers: dict[str, list[tuple[str, int]]] = {}
@@ -68,7 +99,9 @@ class Generator:
         return Prompt(self, random.Random(f"{self._seed} {number}")).fill(subject)
 
     def plain(self, subject: str) -> tuple[dict, str]:
-        """A prompt that runs a node with plain inputs at the smallest sizes, and the number of the node in it."""
+        """A prompt that runs a node with plain inputs at the smallest sizes, and the number of the
+        node in it.
+        """
         prompt = Prompt(self, _Lowest())
         number, _ = prompt.add(subject, 1)
         return prompt.nodes, number
@@ -79,23 +112,35 @@ class Generator:
 
     def maker(self, kind: str, rng: random.Random, cheap: bool) -> tuple[str, int] | None:
         """A node class and its output slot that makes a type; None where there is none."""
-        kinds = [one for one in kind.split(",") if one in self._cheapest] if kind != "*" else ["IMAGE"]
+        kinds = (
+            [one for one in kind.split(",") if one in self._cheapest] if kind != "*" else ["IMAGE"]
+        )
         if not kinds:
             return None
         chosen = rng.choice(kinds)
         return self._cheapest[chosen][1] if cheap else rng.choice(self._makers[chosen])
 
     def _find_cheapest(self) -> dict[str, tuple[int, tuple[str, int]]]:
-        """For each type the least cost, about the number of nodes, and the class and slot that makes it so."""
+        """For each type the least cost, about the number of nodes, and the class and slot that
+        makes it so.
+        """
         found: dict[str, tuple[int, tuple[str, int]]] = {}
         changed = True
         while changed:
             changed = False
             for kind, makers in self._makers.items():
                 for name, slot in makers:
-                    needed = [one.kind for one in inputs(self._info[name]) if one.required and not one.is_widget]
+                    needed = [
+                        one.kind
+                        for one in inputs(self._info[name])
+                        if one.required and not one.is_widget
+                    ]
                     if all(one in found for one in needed):
-                        cost = 1 + sum(found[one][0] for one in needed) + 50 * bool(_LAST_CHOICE.match(name))
+                        cost = (
+                            1
+                            + sum(found[one][0] for one in needed)
+                            + 50 * bool(_LAST_CHOICE.match(name))
+                        )
                         if kind not in found or cost < found[kind][0]:
                             found[kind], changed = (cost, (name, slot)), True
         return found
@@ -108,13 +153,18 @@ class _Lowest(random.Random):
         return 0.0
 
 
+def lowest() -> random.Random:
+    """Draws with which everything in a prompt is plain."""
+    return _Lowest()
+
+
 class Prompt:
     """One prompt while it is built."""
 
     def __init__(self, generator: Generator, rng: random.Random):
         self._generator, self._rng = generator, rng
         self.nodes: dict[str, dict] = {}
-        self._made: dict[str, list] = {}  # type -> link, for a later use of the same
+        self.made: dict[str, list] = {}  # type -> link, for a later use of the same
 
     def fill(self, subject: str) -> dict:
         rng = self._rng
@@ -128,8 +178,11 @@ class Prompt:
         return self.nodes
 
     def add(self, name: str, depth: int) -> list:
-        """A node with values for its inputs and links to what makes the others; depth 0 is the node in question."""
-        # What only feeds the node in question is mostly plain, so that ComfyUI has it in its cache from another prompt.
+        """A node with values for its inputs and links to what makes the others; depth 0 is the node
+        in question.
+        """
+        # What only feeds the node in question is mostly plain, so that ComfyUI has it in its cache
+        # from another prompt.
         plain = depth > 0 and self._rng.random() < _PLAIN
         values = {}
         for one in inputs(self._generator.describe(name)):
@@ -142,13 +195,15 @@ class Prompt:
         number = str(len(self.nodes) + 1)
         self.nodes[number] = {"class_type": name, "inputs": values}
         for slot, kind in enumerate(self._generator.describe(name)["output"]):
-            self._made.setdefault(kind, [number, slot])
+            self.made.setdefault(kind, [number, slot])
         return [number, 0]
 
     def _link(self, kind: str, depth: int, plain: bool) -> list | None:
-        if kind in self._made and (plain or self._rng.random() < 0.8):
-            return self._made[kind]
-        maker = self._generator.maker(kind, self._rng, cheap=plain or depth > 2 or self._rng.random() < 0.8)
+        if kind in self.made and (plain or self._rng.random() < 0.8):
+            return self.made[kind]
+        maker = self._generator.maker(
+            kind, self._rng, cheap=plain or depth > 2 or self._rng.random() < 0.8
+        )
         return None if maker is None else [self.add(maker[0], depth)[0], maker[1]]
 
     def _plain_value(self, one: Input) -> object:
@@ -159,7 +214,11 @@ class Prompt:
                     return type(low)(min(max(values[0], low), high))
         if one.kind == "STRING" and one.name.endswith("prompts"):
             return _PROMPTS
-        choices = [choice for choice in one.options.get("options") or () if not str(choice).startswith(HOSTILE)]
+        choices = [
+            choice
+            for choice in one.options.get("options") or ()
+            if not str(choice).startswith(HOSTILE)
+        ]
         return choices[0] if choices and "default" not in one.options else default_value(one)
 
     def _value(self, one: Input) -> object:
@@ -194,12 +253,18 @@ class Prompt:
             entry["inputs"].pop(one.name, None)
             return
         if one.kind in ("INT", "FLOAT") and one.is_widget:
-            outside = [one.options[end] + step for end, step in (("min", -1), ("max", 1)) if end in one.options]
+            outside = [
+                one.options[end] + step
+                for end, step in (("min", -1), ("max", 1))
+                if end in one.options
+            ]
             wrong = [*_WRONG_NUMBERS, *outside, *outside]
         elif one.is_widget:
-            wrong = {"STRING": _WRONG_TEXTS, "COMBO": _WRONG_OPTIONS, "BOOLEAN": _WRONG_NUMBERS}[one.kind]
+            wrong = {"STRING": _WRONG_TEXTS, "COMBO": _WRONG_OPTIONS, "BOOLEAN": _WRONG_NUMBERS}[
+                one.kind
+            ]
         else:
-            others = [link for kind, link in self._made.items() if kind != one.kind]
+            others = [link for kind, link in self.made.items() if kind != one.kind]
             wrong = [*_WRONG_LINKS, *others[:1], *([[others[0][0], 99]] if others else [])]
         entry["inputs"][one.name] = rng.choice(list(wrong))
 
@@ -212,7 +277,10 @@ class Prompt:
             "NOISE": ("SamplerCustomAdvanced", "noise"),
         }.get(kind, (None, None))
         if user is not None:
-            self._made[kind] = link
+            self.made[kind] = link
             link = self.add(user, 1)
-            self.nodes[link[0]]["inputs"][name] = self._made[kind]
-        self.nodes[str(len(self.nodes) + 1)] = {"class_type": "PreviewAny", "inputs": {"source": link}}
+            self.nodes[link[0]]["inputs"][name] = self.made[kind]
+        self.nodes[str(len(self.nodes) + 1)] = {
+            "class_type": "PreviewAny",
+            "inputs": {"source": link},
+        }

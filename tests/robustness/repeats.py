@@ -1,12 +1,14 @@
-"""`run.py fuzz --repeat N`: random prompts run twice, and compared with the same on a ComfyUI that keeps nothing.
+"""`run.py fuzz --repeat N`: random prompts run twice, and compared with the same on a ComfyUI that
+keeps nothing.
 
-Two moves. Stop and repeat: the prompt is stopped at some evaluation of a model or look at Stop, and queued again.
-Change and repeat: it runs, one input of one node changes, and it is queued again. Both happen in an executor with a
-cache and a folder of files that stay, under the names that nodes keep work by. What the second run gives must be what
-an executor without a cache gives in empty folders, bit by bit, or it must end in a readable sentence.
+Two moves. Stop and repeat: the prompt is stopped at some evaluation of a model or look at Stop, and
+queued again. Change and repeat: it runs, one input of one node changes, and it is queued again.
+Both happen in an executor with a cache and a folder of files that stay, under the names that nodes
+keep work by. What the second run gives must be what an executor without a cache gives in empty
+folders, bit by bit, or it must end in a readable sentence.
 
-Half of the prompts are of nodes that keep work, which run to their end; the others are those of `run.py fuzz`, without
-wrong inputs. Number n of a move depends on the seed and on n only.
+Half of the prompts are of nodes that keep work, which run to their end; the others are those of
+`run.py fuzz`, without wrong inputs. Number n of a move depends on the seed and on n only.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ DEFECTS = ENDS[-2:]
 _WHAT = {
     "equal": "gave what a server without a cache gives for the same prompt, bit by bit",
     "sentence": "ended in a readable sentence",
-    "not ended": "were left after the time for one prompt, or ended in an error without a cache too",
+    "not ended": (
+        "were left after the time for one prompt, or ended in an error without a cache too"
+    ),
     "different": "gave something else",
     "bare": "ended in an exception without a readable sentence",
 }
@@ -51,7 +55,8 @@ _LIMIT = 20.0  # seconds of the processor for a run
 _TRIES = 10
 _NAME = "kept/work"  # of files of kept work
 _CACHES = ("CLASSIC", "LRU")
-# Outputs that tell of the run itself: what an earlier one has searched, and sample images of the steps of this one.
+# Outputs that tell of the run itself: what an earlier one has searched, and sample images of the
+# steps of this one.
 _OF_THE_RUN = {"GBX_NemoLocalize 1", "GBX_NemoLocalize 3", "GBX_TrainLoraImmiscible 5"}
 # What differs between two equal runs: times, and numbers of files.
 _PASSING = re.compile(r"\d[\d.,]*\s?(?:s|ms|min|images/s|it/s)\b|_\d{5}_?|\d[\d.,]*\s?[kMG]i?B\b")
@@ -124,16 +129,23 @@ class Side:
         shutil.rmtree(self.folder, ignore_errors=True)
         for name in ("output", "w2w"):
             (self.folder / name).mkdir(parents=True)
-        quiet = SimpleNamespace(client_id=None, last_node_id=None, last_prompt_id=None, send_sync=lambda *message: None)
+        quiet = SimpleNamespace(
+            client_id=None, last_node_id=None, last_prompt_id=None, send_sync=lambda *message: None
+        )
         limits = {"lru": 50, "ram": 1.0, "ram_inactive": 1.0}
         self._executor = execution.PromptExecutor(quiet, execution.CacheType[self._cache], limits)
 
     def run(self, prompt: dict, stop_at: int | None = None) -> tuple[str, dict | str, int]:
-        """Kind ("done", "stopped", "sentence", "bare", "long"), outputs by name or the message, and pieces of work."""
+        """Kind ("done", "stopped", "sentence", "bare", "long"), outputs by name or the message, and
+        pieces of work.
+        """
         import folder_paths
 
         folder_paths.set_output_directory(str(self.folder / "output"))
-        folder_paths.folder_names_and_paths["w2w"] = ([str(self.folder / "w2w"), self._trial.spaces], {".safetensors"})
+        folder_paths.folder_names_and_paths["w2w"] = (
+            [str(self.folder / "w2w"), self._trial.spaces],
+            {".safetensors"},
+        )
         folder_paths.filename_list_cache.clear()
         self._trial.begin(stop_at)
         Kept.values.clear()
@@ -145,11 +157,22 @@ class Side:
             return "long" if stop_at is None else "stopped", "", work
         if "execution_error" in messages:
             error = messages["execution_error"]
-            kind, message = error["exception_type"].split(".")[-1], error["exception_message"].strip()
+            kind, message = (
+                error["exception_type"].split(".")[-1],
+                error["exception_message"].strip(),
+            )
             stock = not error["node_type"].startswith("GBX_")
             readable = stock or fuzz.is_readable(kind, message)
-            return "sentence" if readable else "bare", f"{error['node_type']}: {kind}: {message[:300]}", work
-        return "done", {name: self._trial.digest(value) for name, value in Kept.values.items()}, work
+            return (
+                "sentence" if readable else "bare",
+                f"{error['node_type']}: {kind}: {message[:300]}",
+                work,
+            )
+        return (
+            "done",
+            {name: self._trial.digest(value) for name, value in Kept.values.items()},
+            work,
+        )
 
 
 class Trial:
@@ -183,14 +206,20 @@ class Trial:
         resumable.make_files(comfy, base / "files")
         self.spaces = str(paths.ROOT / "assets")
         self._worlds(comfy)
-        self._generator = prompts.Generator({name: describe(name, node) for name, node in comfy.classes.items()}, seed)
+        self._generator = prompts.Generator(
+            {name: describe(name, node) for name, node in comfy.classes.items()}, seed
+        )
         self.sides = {cache: Side(self, cache) for cache in (*_CACHES, "NONE")}
         folder_paths.set_temp_directory(str(base / "temp"))
 
     def _worlds(self, comfy: Comfy) -> None:
-        """Load the demo world twice, once for the executor that keeps nothing, instead of at each prompt."""
+        """Load the demo world twice, once for the executor that keeps nothing, instead of at each
+        prompt.
+        """
         node = comfy.classes["GBX_LoadDemoModel"]
-        self._loaded = {own: comfy.run("GBX_LoadDemoModel", weights="avatars-v2") for own in (False, True)}
+        self._loaded = {
+            own: comfy.run("GBX_LoadDemoModel", weights="avatars-v2") for own in (False, True)
+        }
         execute, trial = node.execute.__func__, self
 
         def shared(cls, weights):
@@ -215,15 +244,31 @@ class Trial:
 
     def digest(self, value) -> str:
         """Changes with an output, but for what passes: times, and numbers of files."""
-        resume, identity = self._comfy.module("nodes.common.resume"), self._comfy.module("nodes.host.identity")
+        resume, identity = (
+            self._comfy.module("nodes.common.resume"),
+            self._comfy.module("nodes.host.identity"),
+        )
 
         def known(part):
             if isinstance(part, str):
-                return None if type(part) is str and self._lasting(part) == part else self._lasting(part)
+                return (
+                    None
+                    if type(part) is str and self._lasting(part) == part
+                    else self._lasting(part)
+                )
             if hasattr(part, "patches_uuid"):
                 return identity.model_digest(part)
-            if hasattr(part, "basis") and hasattr(part, "coefficients"):  # a space also says when its files were made
-                return [part.layout.to_json(), part.mean, part.deviation, part.basis, part.coefficients, part.members]
+            if hasattr(part, "basis") and hasattr(
+                part, "coefficients"
+            ):  # a space also says when its files were made
+                return [
+                    part.layout.to_json(),
+                    part.mean,
+                    part.deviation,
+                    part.basis,
+                    part.coefficients,
+                    part.members,
+                ]
             if hasattr(part, "tokenizer") and hasattr(part, "patcher"):
                 return identity.clip_digest(part)
             if hasattr(part, "first_stage_model") and hasattr(part, "patcher"):
@@ -248,7 +293,7 @@ class Trial:
             for id_, (kind, values) in self._before.items():
                 made.nodes[id_] = {"class_type": kind, "inputs": dict(values)}
                 for slot, output in enumerate(self._generator.describe(kind)["output"]):
-                    made._made.setdefault(output, [id_, slot])
+                    made.made.setdefault(output, [id_, slot])
             made.nodes["subject"] = {"class_type": subject, "inputs": {**given, file: _NAME}}
             return made, "subject"
         number = made.add(rng.choice(self._generator.nodes), 1)[0]  # mostly plain: few refusals
@@ -264,14 +309,24 @@ class Trial:
             }
         return nodes
 
-    def changed(self, made: prompts.Prompt, number: str, rng: random.Random) -> tuple[dict[str, dict], str] | None:
-        """The nodes with one input of a node in other value, and which; None where none was found."""
+    def changed(
+        self, made: prompts.Prompt, number: str, rng: random.Random
+    ) -> tuple[dict[str, dict], str] | None:
+        """The nodes with one input of a node in other value, and which; None where none was
+        found.
+        """
         nodes, before = made.nodes, copy.deepcopy(made.nodes)
-        ours = [id_ for id_ in self._reached(nodes, number) if nodes[id_]["class_type"].startswith("GBX_")]
+        ours = [
+            id_
+            for id_ in self._reached(nodes, number)
+            if nodes[id_]["class_type"].startswith("GBX_")
+        ]
         for _ in range(_TRIES):
             chosen = number if rng.random() < 0.7 else rng.choice(ours)
             kind = nodes[chosen]["class_type"]
-            described = [one for one in inputs(self._generator.describe(kind)) if kind != "GBX_LoadDemoModel"]
+            described = [
+                one for one in inputs(self._generator.describe(kind)) if kind != "GBX_LoadDemoModel"
+            ]
             if not described:
                 continue
             one, old = rng.choice(described), None
@@ -279,9 +334,10 @@ class Trial:
             if one.is_widget:
                 new = made._value(one)
             else:
-                made._made.pop(one.kind, None)
+                made.made.pop(one.kind, None)
                 new = made._link(one.kind, 1, plain=False)
-            # What is kept may be rounded otherwise, and in a time budget a run that goes on finds more.
+            # What is kept may be rounded otherwise, and in a time budget a run that goes on finds
+            # more.
             free = one.name in self._free.get(kind, ()) or one.name == "time_budget"
             if new is not None and new != old and old != _NAME and not free:
                 nodes[chosen]["inputs"][one.name] = new
@@ -295,7 +351,9 @@ class Trial:
             id_ = left.pop()
             if id_ not in found:
                 found.append(id_)
-                left += [value[0] for value in nodes[id_]["inputs"].values() if isinstance(value, list)]
+                left += [
+                    value[0] for value in nodes[id_]["inputs"].values() if isinstance(value, list)
+                ]
         return found
 
     def alone_run(self, prompt: dict) -> tuple[str, dict | str, int]:
@@ -348,11 +406,16 @@ class Trial:
         if kind != "done":
             return "different", f"{what}: it should end in {right}"
         state.went_on += move == "stop" and work < whole
-        differ = [slot for slot in right if slot not in _OF_THE_RUN and given.get(slot) != right[slot]]
+        differ = [
+            slot for slot in right if slot not in _OF_THE_RUN and given.get(slot) != right[slot]
+        ]
         if differ:
             again = self.alone_run(second)[1]  # what differs by itself says nothing
             differ = [slot for slot in differ if again[slot] == right[slot]]
-        shown = [f"{slot} ({_first_difference(str(given.get(slot)), str(right[slot]))})" for slot in differ]
+        shown = [
+            f"{slot} ({_first_difference(str(given.get(slot)), str(right[slot]))})"
+            for slot in differ
+        ]
         return ("different", f"{what}: {', '.join(shown)}") if differ else ("equal", what)
 
 
@@ -364,7 +427,9 @@ def _first_difference(given: str, right: str) -> str:
 
 
 def run(comfyui_folder: Path, count: int, seed: int, only: Sequence[str] = ()) -> int:
-    """Follow so many numbers of each move, from where the last run ended, and report; 1 where there was a defect."""
+    """Follow so many numbers of each move, from where the last run ended, and report; 1 where there
+    was a defect.
+    """
     state = _load_state(seed)
     with tempfile.TemporaryDirectory() as folder:
         trial = Trial(start(comfyui_folder, Path(folder)), Path(folder), seed)
@@ -372,7 +437,9 @@ def run(comfyui_folder: Path, count: int, seed: int, only: Sequence[str] = ()) -
         numbers = [tuple(one.split(" ")) for one in only or sorted(state.defects)]
         if not only:
             first = min(state.done.values())
-            numbers += [(move, n) for n in range(first, count) for move in MOVES if n >= state.done[move]]
+            numbers += [
+                (move, n) for n in range(first, count) for move in MOVES if n >= state.done[move]
+            ]
         begun = time.monotonic()
         for tried, (move, number) in enumerate(numbers):
             end, message = trial.follow(move, int(number), state)
@@ -381,22 +448,36 @@ def run(comfyui_folder: Path, count: int, seed: int, only: Sequence[str] = ()) -
             if not only:
                 state.note(move, int(number), end, message)
             if tried % 50 == 49:
-                print(f"{tried + 1} in {time.monotonic() - begun:.0f} s: {dict(state.counts)}", flush=True)
+                print(
+                    f"{tried + 1} in {time.monotonic() - begun:.0f} s: {dict(state.counts)}",
+                    flush=True,
+                )
     if only:
         return 0
     numbers = {}
     for move in MOVES:
         for end in ENDS:
             value = state.counts[f"{move}: {end}"]
-            numbers[f"repeat: {move}: {end}"] = {"value": value, "n": state.done[move], "unit": "prompts"} | {
-                "what": f"{'stopped' if move == 'stop' else 'changed in one input'} and queued again; {_WHAT[end]}"
+            numbers[f"repeat: {move}: {end}"] = {
+                "value": value,
+                "n": state.done[move],
+                "unit": "prompts",
+            } | {
+                "what": (
+                    f"{'stopped' if move == 'stop' else 'changed in one input'} and queued again; "
+                    f"{_WHAT[end]}"
+                )
             }
-    numbers["repeat: stop: stopped"] = {"value": state.stopped, "n": state.done["stop"], "unit": "prompts"} | {
-        "what": "were stopped before their end"
-    }
-    numbers["repeat: stop: went on"] = {"value": state.went_on, "n": state.stopped, "unit": "prompts"} | {
-        "what": "did less the second time than the whole"
-    }
+    numbers["repeat: stop: stopped"] = {
+        "value": state.stopped,
+        "n": state.done["stop"],
+        "unit": "prompts",
+    } | {"what": "were stopped before their end"}
+    numbers["repeat: stop: went on"] = {
+        "value": state.went_on,
+        "n": state.stopped,
+        "unit": "prompts",
+    } | {"what": "did less the second time than the whole"}
     fuzz._write("repeat: ", numbers, seed)
     for name, entry in numbers.items():
         print(f"{name}: {entry['value']} of {entry['n']}")

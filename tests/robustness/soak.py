@@ -1,4 +1,6 @@
-"""`run.py fuzz --soak N`: the demo workflows at tiny settings, round after round on one server; what stays behind."""
+"""`run.py fuzz --soak N`: the demo workflows at tiny settings, round after round on one server;
+what stays behind.
+"""
 
 from __future__ import annotations
 
@@ -25,14 +27,18 @@ _TINY = {
     r"^batch_size$|^count$": 8,  # some are held out or trained on, and some must be left
 }
 _SEED = re.compile(r"^(noise_)?seed$")
-_DURATION = re.compile(r"\d+(\.\d+)? (m?s\b|% of the time)")  # in a report, no two of which take the same time
+_DURATION = re.compile(
+    r"\d+(\.\d+)? (m?s\b|% of the time)"
+)  # in a report, no two of which take the same time
 _QUICK = 0.6  # of the workflows run in every round; all of them in the first and the last
 _WARM_UP = 100  # prompts before memory is compared
 
 
 @dataclass
 class Traces:
-    """What was measured after each round, and the hash of what each workflow made in its first round."""
+    """What was measured after each round, and the hash of what each workflow made in its first
+    round.
+    """
 
     memory: list[tuple[int, float]] = field(default_factory=list)  # prompts so far, resident MB
     threads: list[int] = field(default_factory=list)
@@ -58,14 +64,19 @@ def run(comfyui_folder: Path, prompts: int, minutes: float) -> dict[str, dict]:
         run_round(client, workflows, 0, traces, bar)
         quick = sorted(workflows, key=traces.seconds.__getitem__)[: round(_QUICK * len(workflows))]
         number = 0
-        while traces.prompts + len(quick) + len(workflows) <= prompts and time.monotonic() < deadline:
+        while (
+            traces.prompts + len(quick) + len(workflows) <= prompts and time.monotonic() < deadline
+        ):
             number += 1
             run_round(client, {name: workflows[name] for name in quick}, number, traces, bar)
             _measure(server.process_id, traces)
         _remove_made(base)
         run_round(client, workflows, 0, traces, bar)
         remaining = list(_temporary(base))
-    with Server(comfyui_folder, base, ("--cache-none",)) as server, tqdm(total=len(workflows), unit="prompt") as bar:
+    with (
+        Server(comfyui_folder, base, ("--cache-none",)) as server,
+        tqdm(total=len(workflows), unit="prompt") as bar,
+    ):
         # After a restart, in the opposite order, and without any cache between nodes.
         _remove_made(base)
         run_round(Client(server.url), dict(reversed(workflows.items())), 0, traces, bar)
@@ -76,29 +87,42 @@ def run(comfyui_folder: Path, prompts: int, minutes: float) -> dict[str, dict]:
 
 def tiny_workflows(object_info: dict) -> dict[str, dict]:
     """The prompts of the demo workflows by name, as small as their inputs allow."""
-    found = {}
-    for name, path in workflow.own(workflow.Kind.DEMO).items():
-        found[name] = prompt = workflow.to_prompt(workflow.load(path), object_info)
-        for entry in prompt.values():
-            entry["inputs"] = shrink(entry["inputs"], object_info[entry["class_type"]])
-    return found
+    demos = workflow.own(workflow.Kind.DEMO)
+    prompts = {
+        name: workflow.to_prompt(workflow.load(path), object_info) for name, path in demos.items()
+    }
+    return {name: reduced(prompt, object_info) for name, prompt in prompts.items()}
+
+
+def reduced(prompt: dict, object_info: dict) -> dict:
+    """A prompt whose nodes have inputs as small as they allow."""
+    return {
+        node: entry | {"inputs": shrink(entry["inputs"], object_info[entry["class_type"]])}
+        for node, entry in prompt.items()
+    }
 
 
 def shrink(values: dict, info: dict) -> dict:
-    """The inputs of a node, those that decide how long it takes as small as its description allows."""
+    """The inputs of a node, those that decide how long it takes as small as its description
+    allows.
+    """
     small = dict(values)
     for one in inputs(info):
         value = values.get(one.name)
         most = next((most for pattern, most in _TINY.items() if re.search(pattern, one.name)), None)
         if one.kind == "INT" and isinstance(value, int) and most is not None:
             small[one.name] = max(min(value, most), one.options.get("min", 0))
-        if one.name == "layers" and isinstance(value, str):  # the neurons of one layer are searched in a second
+        if one.name == "layers" and isinstance(
+            value, str
+        ):  # the neurons of one layer are searched in a second
             small[one.name] = "middle"
     return small
 
 
 def run_round(client: Client, workflows: dict[str, dict], number: int, traces: Traces, bar) -> None:
-    """Each workflow once, with seeds of the round; those of round 0 are compared with their first results."""
+    """Each workflow once, with seeds of the round; those of round 0 are compared with their first
+    results.
+    """
     for name, prompt in workflows.items():
         seeded = json.loads(json.dumps(prompt))
         for entry in seeded.values():
@@ -132,13 +156,17 @@ def _digest(client: Client, entry: dict) -> str:
     digest = hashlib.sha256()
     for file in output_files(entry):
         content = client.download(file)
-        if file.filename.endswith((".png", ".webp")):  # their metadata differ with what ComfyUI ran before
+        if file.filename.endswith(
+            (".png", ".webp")
+        ):  # their metadata differ with what ComfyUI ran before
             for frame in ImageSequence.Iterator(Image.open(io.BytesIO(content))):
                 digest.update(frame.tobytes())
         else:
             digest.update(content)
     for _, outputs in sorted(entry["outputs"].items()):
-        if "text" in outputs:  # a panel's values have none, and are left out where its node comes from the cache
+        if (
+            "text" in outputs
+        ):  # a panel's values have none, and are left out where its node comes from the cache
             digest.update(_DURATION.sub("", json.dumps(outputs["text"])).encode())
     return digest.hexdigest()
 
@@ -149,11 +177,15 @@ def _measure(process_id: int, traces: Traces) -> None:
     process = psutil.Process(process_id)
     traces.memory.append((traces.prompts, process.memory_info().rss / 2**20))
     traces.threads.append(process.num_threads())
-    traces.handles.append(process.num_fds() if hasattr(process, "num_fds") else process.num_handles())
+    traces.handles.append(
+        process.num_fds() if hasattr(process, "num_fds") else process.num_handles()
+    )
 
 
 def _remove_made(base: Path) -> None:
-    """Delete the files that workflows have written: a space or a training would go on from its own."""
+    """Delete the files that workflows have written: a space or a training would go on from its
+    own.
+    """
     for folder in ("models", "output"):
         for path in (base / folder).rglob("*"):
             if path.is_file() and not path.is_symlink():
@@ -176,7 +208,8 @@ def _numbers(traces: Traces, workflows: int, quick: int, remaining: int) -> dict
     line = stats.linregress(*zip(*warm, strict=True))
     half = stats.t.ppf(0.975, len(warm) - 2) * line.stderr
     what = (
-        f"resident memory per prompt, prompts {warm[0][0]} to {warm[-1][0]}, rounds of the {quick} quickest workflows"
+        f"resident memory per prompt, prompts {warm[0][0]} to {warm[-1][0]}, rounds of the {quick} "
+        "quickest workflows"
     )
     counts = {
         "prompts": (
@@ -189,7 +222,8 @@ def _numbers(traces: Traces, workflows: int, quick: int, remaining: int) -> dict
         "compared": (
             traces.compared,
             "prompts",
-            "identical prompts at the start, at the end, and after a restart without cache, in the opposite order",
+            "identical prompts at the start, at the end, and after a restart without cache, in "
+            "the opposite order",
         ),
         "different": (len(traces.different), "prompts", "of these made other pixels or texts"),
         "memory at the end": (round(traces.memory[-1][1]), "MB", "resident memory of the server"),
@@ -205,7 +239,13 @@ def _numbers(traces: Traces, workflows: int, quick: int, remaining: int) -> dict
         ),
         "temporary files": (remaining, "files", "left behind"),
     }
-    slope = {"value": line.slope, "low": line.slope - half, "high": line.slope + half, "n": len(warm), "unit": "MB"}
+    slope = {
+        "value": line.slope,
+        "low": line.slope - half,
+        "high": line.slope + half,
+        "n": len(warm),
+        "unit": "MB",
+    }
     return {
         "soak: memory slope": {**slope, "what": what},
         **{

@@ -1,9 +1,10 @@
 """`run.py fuzz --stop`: how long Stop waits in each node at its largest inputs.
 
-ComfyUI's Stop is a flag: a run ends when something looks at it. Each node runs once in this process, and the longest
-time between two looks is the longest that Stop can wait in it. Evaluations of models are left out, since Stop may wait
-for one. A node that runs for long is stopped, as a person would do it. Times are those of the processor, so that other
-programs on the machine do not count.
+ComfyUI's Stop is a flag: a run ends when something looks at it. Each node runs once in this
+process, and the longest time between two looks is the longest that Stop can wait in it. Evaluations
+of models are left out, since Stop may wait for one. A node that runs for long is stopped, as a
+person would do it. Times are those of the processor, so that other programs on the machine do not
+count.
 """
 
 from __future__ import annotations
@@ -29,11 +30,19 @@ from . import prompts
 
 _RESULT, _OF = "stop", "stop of "  # the result file, and how the name of a node's number begins
 _LIMIT = 3.0  # seconds until a node is stopped
-_LOOK, _LONG = 0.05, 0.3  # seconds between two looks at where a node is, and after which the place is noted
+_LOOK, _LONG = (
+    0.05,
+    0.3,
+)  # seconds between two looks at where a node is, and after which the place is noted
 _IMAGES, _SIDE, _MEMBERS = 2, 1024, 600
 _LATENT = (64, 24, 64, 64)
-_CHANNELS = ((320, 64), (640, 32), (1280, 16))  # channels and side of the activations, as of an image of 512 pixels
-# What the numbers of a node are at most; others stay at their defaults. All of an option's range where it is less.
+_CHANNELS = (
+    (320, 64),
+    (640, 32),
+    (1280, 16),
+)  # channels and side of the activations, as of an image of 512 pixels
+# What the numbers of a node are at most; others stay at their defaults. All of an option's range
+# where it is less.
 _LARGEST = {
     r"^(resolution|size|clusters|columns|epochs|keep|pool_size|features|training_steps)$": 10**9,
     r"^(count|candidates|components|top_images|steps|sample_steps|sampling_steps)$": 10**9,
@@ -41,7 +50,13 @@ _LARGEST = {
     r"^noise_samples$": 8,
 }
 #: Imported before, since that is no work of a node.
-_IMPORTED = ("matplotlib.backends.backend_agg", "matplotlib.figure", "scipy.optimize", "sklearn.cluster", "sklearn.svm")
+_IMPORTED = (
+    "matplotlib.backends.backend_agg",
+    "matplotlib.figure",
+    "scipy.optimize",
+    "sklearn.cluster",
+    "sklearn.svm",
+)
 _IMPORTED += ("sklearn.linear_model", "sklearn.model_selection")
 _TEXTS = {
     r"^points$": "\n".join(f"{7 * number % _SIDE}, {13 * number % _SIDE}" for number in range(400)),
@@ -51,7 +66,7 @@ _TEXTS = {
 
 @dataclass
 class Clock:
-    """The longest time in which nobody has looked at Stop, outside of evaluations."""
+    """The longest time between two looks at Stop, outside of evaluations."""
 
     last: float = field(default_factory=time.process_time)
     longest: float = 0.0
@@ -83,11 +98,15 @@ class Clock:
             return
         stack = traceback.extract_stack(sys._current_frames().get(thread))
         ours = [entry for entry in stack if str(paths.ROOT / "nodes") in entry.filename]
-        self._place = " < ".join(f"{Path(entry.filename).stem}.{entry.name}" for entry in ours[:-4:-1])
+        self._place = " < ".join(
+            f"{Path(entry.filename).stem}.{entry.name}" for entry in ours[:-4:-1]
+        )
 
 
 class Trial:
-    """ComfyUI in this process, its Stop button watched. Once in a process: it changes ComfyUI's functions."""
+    """ComfyUI in this process, its Stop button watched. Once in a process: it changes ComfyUI's
+    functions.
+    """
 
     def __init__(self, nodes: Comfy):
         import comfy.clip_vision
@@ -105,7 +124,9 @@ class Trial:
             stop()
 
         management.throw_exception_if_processing_interrupted = look
-        comfy.utils.set_progress_bar_global_hook(lambda *_, **__: look())  # as ComfyUI's server does
+        comfy.utils.set_progress_bar_global_hook(
+            lambda *_, **__: look()
+        )  # as ComfyUI's server does
         for owner, names in (
             (comfy.model_base.BaseModel, ("apply_model",)),
             (comfy.sd.VAE, ("encode", "decode")),
@@ -129,7 +150,12 @@ class Trial:
         import comfy.model_management as management
 
         self._clock = clock = Clock()
-        main, ended, begun, pressed = threading.get_ident(), threading.Event(), time.process_time(), []
+        main, ended, begun, pressed = (
+            threading.get_ident(),
+            threading.Event(),
+            time.process_time(),
+            [],
+        )
 
         def watch() -> None:
             while not ended.wait(_LOOK):
@@ -158,11 +184,15 @@ class Trial:
 
 
 class Inputs:
-    """The largest inputs of each node that a small computer can hold, without a model evaluated at such a size."""
+    """The largest inputs of each node that a small computer can hold, without a model evaluated at
+    such a size.
+    """
 
     def __init__(self, comfy: Comfy, base: Path):
         self._comfy, self._base, self._made = comfy, base, {}
-        self.generator = prompts.Generator({name: describe(name, node) for name, node in comfy.classes.items()}, 0)
+        self.generator = prompts.Generator(
+            {name: describe(name, node) for name, node in comfy.classes.items()}, 0
+        )
         self._model, self._clip, self._vae = comfy.run("GBX_LoadDemoModel", weights="avatars-v2")
 
     def of(self, node: str) -> dict:
@@ -178,7 +208,9 @@ class Inputs:
                 given[one.name] = self._plain(prompt, value) if large is None else large
         more = self._more(node)
         if getattr(self._comfy.classes[node], "INPUT_IS_LIST", False):
-            more = {name: value if isinstance(value, list) else [value] for name, value in more.items()}
+            more = {
+                name: value if isinstance(value, list) else [value] for name, value in more.items()
+            }
             return {name: [value] for name, value in given.items()} | more
         return given | more
 
@@ -187,13 +219,17 @@ class Inputs:
         if not isinstance(value, list):
             return value
         name, slot = prompt[value[0]]["class_type"], value[1]
-        given = {key: self._plain(prompt, other) for key, other in prompt[value[0]]["inputs"].items()}
+        given = {
+            key: self._plain(prompt, other) for key, other in prompt[value[0]]["inputs"].items()
+        }
         if getattr(self._comfy.classes[name], "INPUT_IS_LIST", False):
             given = {key: [other] for key, other in given.items()}
         return self._comfy.run(name, **given)[slot]
 
     def _large(self, kind: str):
-        """What a socket of a type is given, the same each time; None for types of which all are small."""
+        """What a socket of a type is given, the same each time; None for types of which all are
+        small.
+        """
         make = {
             "MODEL": lambda: self._model,
             "CLIP": lambda: self._clip,
@@ -230,7 +266,10 @@ class Inputs:
         """A space of SD1.5's size in rank 1."""
         import torch
 
-        module, layouts = self._comfy.module("nodes.weights.space"), self._comfy.module("nodes.weights.flat_layout")
+        module, layouts = (
+            self._comfy.module("nodes.weights.space"),
+            self._comfy.module("nodes.weights.flat_layout"),
+        )
         layers = {f"layer{number:03}.attn1.to_q": ((1, 389), (389, 1)) for number in range(128)}
         layout = layouts.Layout.of(layers, 1, 1.0)
         coefficients, one = self._draw(_MEMBERS, _MEMBERS) - 0.5, torch.ones(layout.size)
@@ -242,27 +281,42 @@ class Inputs:
             coefficients,
             tuple(f"member_{number:04}" for number in range(_MEMBERS)),
             torch.linspace(100, 1, _MEMBERS),
-            labels={f"label {number}": (coefficients[:, number] > 0).float() for number in range(20)},
+            labels={
+                f"label {number}": (coefficients[:, number] > 0).float() for number in range(20)
+            },
             about={"name": "large", "standardized": True},
         )
 
     def _point(self):
         space = self._large("W2W_SPACE")
-        return self._comfy.module("nodes.weights.space").Point(space, space.coefficients[0], "large")
+        return self._comfy.module("nodes.weights.space").Point(
+            space, space.coefficients[0], "large"
+        )
 
     def _neuron_mask(self):
         """Every value neuron, found for 500 prompts."""
-        mask, layers = self._comfy.module("nodes.neurons.mask"), self._comfy.module("nodes.neurons.neuron_layers")
+        mask, layers = (
+            self._comfy.module("nodes.neurons.mask"),
+            self._comfy.module("nodes.neurons.neuron_layers"),
+        )
         found = layers.value_layers(self._model.model.diffusion_model)
         neurons = {layer.path: tuple(range(layer.width)) for layer in found}
         z = {path: {str(one): float(one) for one in of_layer} for path, of_layer in neurons.items()}
-        searches = tuple(mask.SearchRecord(f"prompt {number}", neurons, True, {"z": z}) for number in range(500))
-        return mask.NeuronMask({path: dict.fromkeys(one, 0.0) for path, one in neurons.items()}, searches)
+        searches = tuple(
+            mask.SearchRecord(f"prompt {number}", neurons, True, {"z": z}) for number in range(500)
+        )
+        return mask.NeuronMask(
+            {path: dict.fromkeys(one, 0.0) for path, one in neurons.items()}, searches
+        )
 
     def _autoencoder(self):
         import torch
 
-        module, channels, features = self._comfy.module("nodes.activations.sparse_autoencoder"), _CHANNELS[0][0], 32768
+        module, channels, features = (
+            self._comfy.module("nodes.activations.sparse_autoencoder"),
+            _CHANNELS[0][0],
+            32768,
+        )
         decoder = torch.nn.functional.normalize(self._draw(features, channels) - 0.5, dim=1)
         zeros, id_ = torch.zeros, "up-level0-repeat0-vit-out"
         return module.SparseAutoencoder(
@@ -270,16 +324,30 @@ class Inputs:
         )
 
     def _segmenter(self):
-        given = {"activations": self._large("ACTIVATIONS"), "part_1": self._large("MASK"), "part_names": ""}
-        return self._comfy.run("GBX_TrainFewShotSegmenter", **given, resolution=64, epochs=1, seed=0)[0]
+        given = {
+            "activations": self._large("ACTIVATIONS"),
+            "part_1": self._large("MASK"),
+            "part_names": "",
+        }
+        return self._comfy.run(
+            "GBX_TrainFewShotSegmenter", **given, resolution=64, epochs=1, seed=0
+        )[0]
 
     def _maps(self, prompt: str):
         """Attention maps of the demo model on images of 256 pixels."""
         positive = self._comfy.run("CLIPTextEncode", clip=self._clip, text=prompt)[0]
-        how = {"preset": "cross_attention", "ids": "", "noise_unit": "paper_t", "level": 50.0, "seed": 0}
+        how = {
+            "preset": "cross_attention",
+            "ids": "",
+            "noise_unit": "paper_t",
+            "level": 50.0,
+            "seed": 0,
+        }
         how |= {"noise_samples": 1, "pool_size": 1, "precision": "fp32"}
         latent = {"samples": self._draw(_IMAGES, 24, 32, 32)}
-        return self._comfy.run("GBX_LayerActivationTap", model=self._model, positive=positive, latent=latent, **how)[0]
+        return self._comfy.run(
+            "GBX_LayerActivationTap", model=self._model, positive=positive, latent=latent, **how
+        )[0]
 
     def _small(self):
         return {"samples": self._draw(1, 24, 8, 8)}
@@ -297,28 +365,39 @@ class Inputs:
             case "GBX_ActivationPicture":
                 return {"mode": "contact_sheet"}
             case "GBX_ScoreActivations":
-                return {"points": "", "part_1": self._large("MASK"), "train_images": 1}
-            case "GBX_CompareActivations":
-                return {"activations_2": activations, "activations_3": activations}
+                return {
+                    "measure": "parts",
+                    "part_1": self._large("MASK"),
+                    "train_images": 1,
+                }
             case "GBX_TokenHeatMap":
                 prompt = "portrait, red hair, beard, glasses, hat, smiling"
                 return {"activations": self._maps(prompt), "prompt": prompt, "words": ""}
             case "GBX_ImmiscibleLatentBatch":
                 return {"pairing": "pool"}
             case "GBX_ImmiscibleNoise":
-                return {"pairing": "nearest", "nearest_form": "official", "k": 16.0}
-            case "GBX_NoiseGainPreview":
-                return {"batch_size": 4096, "k": 256.0}
+                return {
+                    "pairing": "nearest",
+                    "nearest_form": "official",
+                    "k": 16.0,
+                    "gain_batch_size": 4096,
+                }
             case "GBX_ResizeToBuckets":
                 return {"images": [images] * 2}
             case "GBX_W2WSheet":
-                return {"images": [images[:1, ::4, ::4]] * 256, "labels": [f"a, {one}" for one in range(256)]}
+                return {
+                    "images": [images[:1, ::4, ::4]] * 256,
+                    "labels": [f"a, {one}" for one in range(256)],
+                }
             case "GBX_W2WApply" | "GBX_W2WGuidance" | "GBX_W2WGuider":
                 return {"point": self._demo_point()}
             case "GBX_W2WInvert":
                 return {"latent": self._small(), "space": self._demo_point().space}
             case "GBX_W2WLabelMembers":
-                return {"source": "file_names", "words": "\n".join(f"word {number}" for number in range(1000))}
+                return {
+                    "source": "file_names",
+                    "words": "\n".join(f"word {number}" for number in range(1000)),
+                }
             case "GBX_W2WFitDirections":
                 return {"method": "svm"}
             case "GBX_W2WBuildSpace":
@@ -327,27 +406,46 @@ class Inputs:
                 return {"filename": "saved"}
             case "GBX_SteeringDirection":
                 return {"method": "principal_component"}
-            case "GBX_NeuronReport":
+            case "GBX_MemorizationReport":
                 many = images[:1, ::2, ::2].expand(16, -1, -1, -1)
-                return {"images_before": many, "images_after": many, "reference_image": many[:1], "similarity": "ssim"}
+                return {
+                    "images_before": many,
+                    "images_after": many,
+                    "reference_image": many[:1],
+                    "similarity": "ssim",
+                }
             case "GBX_NeuronMaskEdit":
                 return {"other_mask": self._large("NEURON_MASK")}
-            case "GBX_ScanReport":
-                lines = "\n".join(f"prompt {number},0.{number % 90 + 10},memorized" for number in range(10_000))
-                return {"table": f"prompt,score,verdict\n{lines}", "image_count": 0}
             case "GBX_LoadActivations":
                 how = {"filename_prefix": "stop/a", "format": "safetensors"}
-                return {"file": self._comfy.run("GBX_SaveActivations", activations=activations, **how)[-1]}
+                return {
+                    "file": self._comfy.run("GBX_SaveActivations", activations=activations, **how)[
+                        -1
+                    ]
+                }
             case "GBX_LoadNeuronMask":
                 mask = self._large("NEURON_MASK")
-                return {"file": self._comfy.run("GBX_SaveNeuronMask", mask=mask, filename_prefix="stop/m")[0]}
+                return {
+                    "file": self._comfy.run(
+                        "GBX_SaveNeuronMask", mask=mask, filename_prefix="stop/m"
+                    )[0]
+                }
             case "GBX_PromptSteeringDirection":
-                return {"latent": self._small(), "toward_prompts": "portrait, beard", "away_prompts": "portrait, bald"}
+                return {
+                    "latent": self._small(),
+                    "toward_prompts": "portrait, beard",
+                    "away_prompts": "portrait, bald",
+                }
             case "GBX_SeedScout":
-                return {"latent": self._small(), "clip": self._clip, "prompt": "portrait, beard", "words": "beard"}
+                return {
+                    "latent": self._small(),
+                    "clip": self._clip,
+                    "prompt": "portrait, beard",
+                    "words": "beard",
+                }
             case "GBX_TrainLoraImmiscible":
                 return {"latents": self._small()}
-            case "GBX_ActivationQuality" | "GBX_LayerActivationTap":
+            case "GBX_LayerActivationTap":
                 return {"latent": {"samples": self._draw(2, 24, 16, 16)}}
             case "GBX_PatchingMap" | "GBX_SizeSheet":
                 return {"latent": self._small()}
@@ -361,14 +459,19 @@ class Inputs:
         import torch
         from safetensors.torch import save_file
 
-        folder, block = self._base / "loras" / "people", "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0"
+        folder, block = (
+            self._base / "loras" / "people",
+            "lora_unet_down_blocks_0_attentions_0_transformer_blocks_0",
+        )
         folder.mkdir(parents=True)
         for kind in ("loras", "w2w"):
             (self._base / kind).mkdir(exist_ok=True)
             folder_paths.add_model_folder_path(kind, str(self._base / kind), is_default=True)
         for number in range(40):
             tensors = {}
-            for layer in (f"{block}_attn{attention}_to_{name}" for attention in (1, 2) for name in "qkv"):
+            for layer in (
+                f"{block}_attn{attention}_to_{name}" for attention in (1, 2) for name in "qkv"
+            ):
                 tensors[f"{layer}.lora_down.weight"] = torch.randn(64, 640)
                 tensors[f"{layer}.lora_up.weight"] = torch.randn(640, 64)
             save_file(tensors, folder / f"{number}.safetensors")
@@ -378,19 +481,33 @@ class Inputs:
 def _largest(one: Input, plain: object) -> object:
     """The value of a widget."""
     if one.kind in ("INT", "FLOAT"):
-        value = next((value for pattern, value in _LARGEST.items() if re.search(pattern, one.name)), None)
+        value = next(
+            (value for pattern, value in _LARGEST.items() if re.search(pattern, one.name)), None
+        )
         low, high, default = (one.options.get(key) for key in ("min", "max", "default"))
         return default if value is None else type(low)(min(max(value, low), high))
     if one.kind == "STRING":
-        return next((text for pattern, text in _TEXTS.items() if re.search(pattern, one.name)), plain)
+        return next(
+            (text for pattern, text in _TEXTS.items() if re.search(pattern, one.name)), plain
+        )
     return plain
 
 
 def run(comfyui_folder: Path, only: Sequence[str]) -> int:
-    """Run every node, or those named again, and write the numbers after each; returns 1 where Stop waits a second."""
+    """Run every node, or those named again, and write the numbers after each; returns 1 where Stop
+    waits a second.
+    """
     results = studies.load_module("common.results", "studies")
-    earlier = json.loads((results.RESULTS / f"{_RESULT}.json").read_text("utf-8"))["numbers"] if only else {}
-    found = {name.removeprefix(_OF): one["value"] for name, one in earlier.items() if name.startswith(_OF)}
+    earlier = (
+        json.loads((results.RESULTS / f"{_RESULT}.json").read_text("utf-8"))["numbers"]
+        if only
+        else {}
+    )
+    found = {
+        name.removeprefix(_OF): one["value"]
+        for name, one in earlier.items()
+        if name.startswith(_OF)
+    }
     for module in _IMPORTED:
         importlib.import_module(module)
     with tempfile.TemporaryDirectory() as folder:
@@ -399,7 +516,9 @@ def run(comfyui_folder: Path, only: Sequence[str]) -> int:
         for node in only or large.generator.nodes:
             try:
                 given = large.of(node)
-            except Exception as error:  # a node that could not be tried is named, and the rest goes on
+            except (
+                Exception
+            ) as error:  # a node that could not be tried is named, and the rest goes on
                 print(f"{node}: not tried ({type(error).__name__}: {error})"[:200], flush=True)
                 continue
             longest, where, how = trial.run(node, given)
@@ -416,7 +535,11 @@ def _numbers(found: dict[str, float]) -> dict[str, dict]:
     slow = {node: seconds for node, seconds in found.items() if seconds > 1}
     worst = max(found, key=found.__getitem__)
     numbers: dict[str, tuple[float, str, str]] = {
-        "stop: nodes": (len(found), "nodes", "run at large inputs, to the end or to Stop after some seconds"),
+        "stop: nodes": (
+            len(found),
+            "nodes",
+            "run at large inputs, to the end or to Stop after some seconds",
+        ),
         "stop: over a second": (len(slow), "nodes", ", ".join(slow) or "none"),
         "stop: longest": (round(found[worst], 2), "s", f"{what}: {worst}"),
     }

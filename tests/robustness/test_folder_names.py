@@ -1,4 +1,6 @@
-"""The repository in a folder of any name: style, types and a real ComfyUI, as `run.py test` starts them there."""
+"""The repository in a folder of any name: style, types and a real ComfyUI, as `run.py test` starts
+them there.
+"""
 
 import os
 import shutil
@@ -28,15 +30,21 @@ def clone(request, tmp_path, comfyui):
     for found in [comfyui, *paths.CACHE.glob("frontend-*")]:
         (folder / ".cache" / found.name).symlink_to(found)
     if (paths.CACHE / "mypy").is_dir():
-        shutil.copytree(paths.CACHE / "mypy", folder / ".cache" / "mypy")  # else it checks every library again
+        shutil.copytree(
+            paths.CACHE / "mypy", folder / ".cache" / "mypy"
+        )  # else it checks every library again
     subprocess.run(["git", "init", "--quiet"], cwd=folder, check=True)
     return folder
 
 
 def test_suite_passes_in_a_folder_of_any_name(clone, comfyui):
-    variables = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
+    variables = {
+        name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")
+    }
     variables |= {"GLASSBOX_COMFYUI": str(comfyui), "PYTHONIOENCODING": "utf-8"}
     command = [sys.executable, "-P", "run.py", "test", *_FEW_TESTS, "-q", "-p", "no:cacheprovider"]
-    ran = subprocess.run(command, cwd=clone, env=variables, capture_output=True, text=True, encoding="utf-8")
+    ran = subprocess.run(
+        command, cwd=clone, env=variables, capture_output=True, text=True, encoding="utf-8"
+    )
     assert ran.returncode == 0, (ran.stdout + ran.stderr)[-4000:]
     assert "All checks passed!" in ran.stdout and " passed" in ran.stdout

@@ -8,7 +8,9 @@ from tools.launcher.api import Client
 from tools.launcher.server import Server
 
 _PROMPTS = 120  # about two for each node
-_SECONDS = 600.0  # for an answer, and for a prompt's end after an interrupt: for the busiest machine
+_SECONDS = (
+    600.0  # for an answer, and for a prompt's end after an interrupt: for the busiest machine
+)
 
 
 @pytest.mark.slow
@@ -18,8 +20,17 @@ def test_every_prompt_ends_in_a_result_or_a_sentence(tmp_path, request):
     with Server(request.getfixturevalue("comfyui"), base, fuzz.ARGUMENTS, cpu=True) as server:
         client = Client(server.url, timeout=_SECONDS)
         generator = prompts.Generator(client.object_info(), seed=7)
-        ends = [(number, *fuzz.follow(client, generator.make(number), stop=_SECONDS)) for number in range(_PROMPTS)]
-    defects = [f"{number} {kind}: {message[:300]}" for number, kind, message in ends if kind in fuzz.DEFECTS]
+        ends = [
+            (number, *fuzz.follow(client, generator.make(number), stop=_SECONDS))
+            for number in range(_PROMPTS)
+        ]
+    defects = [
+        f"{number} {kind}: {message[:300]}"
+        for number, kind, message in ends
+        if kind in fuzz.DEFECTS
+    ]
     assert defects == []
     assert fuzz.leftovers(base) == []
-    assert {"done", "sentence", "refused"} <= {kind for _, kind, _ in ends}  # else nothing has been tried
+    assert {"done", "sentence", "refused"} <= {
+        kind for _, kind, _ in ends
+    }  # else nothing has been tried

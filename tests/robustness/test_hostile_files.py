@@ -1,4 +1,6 @@
-"""Every reader of the pack with files that are damaged, cut, or of another kind: read whole, or one sentence."""
+"""Every reader of the pack with files that are damaged, cut, or of another kind: read whole, or one
+sentence.
+"""
 
 from __future__ import annotations
 
@@ -24,14 +26,18 @@ def readers(tmp_path_factory):
 
 
 def _try(readers: FileKinds, kind: str, path: Path, content: bytes) -> None:
-    """Read a file of that content; anything but one readable sentence with the file's name fails."""
+    """Read a file of that content; anything but one readable sentence with the file's name
+    fails.
+    """
     path.write_bytes(content)
     try:
         getattr(readers, f"read_{kind}")(path)
     except Exception as error:
         message = str(error)
         readable = fuzz.is_readable(type(error).__name__, message)
-        assert readable and path.name in message, f"{content[:200]!r}: {type(error).__name__}: {message[:300]}"
+        assert readable and path.name in message, (
+            f"{content[:200]!r}: {type(error).__name__}: {message[:300]}"
+        )
 
 
 class _Executed:
@@ -79,7 +85,9 @@ def test_cut_or_changed_bytes_are_one_sentence(readers, tmp_path, kind):
         copy = bytearray(valid[: rng.randrange(len(valid))] if rng.random() < 0.3 else valid)
         first = rng.choice((len(copy), 200, 2000))  # mostly where headers are
         for _ in range(rng.choice((0, 1, 1, 4)) if copy else 0):
-            copy[rng.randrange(min(len(copy), first))] = rng.choice((0, 32, 34, 45, 48, 57, 91, 123, 255))
+            copy[rng.randrange(min(len(copy), first))] = rng.choice(
+                (0, 32, 34, 45, 48, 57, 91, 123, 255)
+            )
         _try(readers, kind, path, bytes(copy))
 
 
@@ -101,7 +109,9 @@ def _changed(value: object, rng: random.Random) -> object:
     return rng.choice(_VALUES)
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if suffix_of(kind) in (".safetensors", ".json")])
+@pytest.mark.parametrize(
+    "kind", [kind for kind in KINDS if suffix_of(kind) in (".safetensors", ".json")]
+)
 def test_changed_headers_are_one_sentence(readers, tmp_path, kind):
     """Valid JSON, and safetensors that parse, with a key or an entry removed or of another type."""
     path, rng = tmp_path / f"hostile{suffix_of(kind)}", random.Random(kind)
@@ -119,7 +129,10 @@ def test_changed_headers_are_one_sentence(readers, tmp_path, kind):
         }
         changed = _changed(about, rng)
         if isinstance(changed, dict):
-            texts = {key: value if isinstance(value, str) else json.dumps(value) for key, value in changed.items()}
+            texts = {
+                key: value if isinstance(value, str) else json.dumps(value)
+                for key, value in changed.items()
+            }
             header["__metadata__"] = texts
         text = json.dumps(header).encode()
         _try(readers, kind, path, struct.pack("<Q", len(text)) + text + valid[8 + size :])
@@ -147,7 +160,9 @@ def test_changed_tensors_are_one_sentence(readers, tmp_path, kind):
     for name, tensor in tensors.items():
         for change in changes:
             changed = {
-                key: value.clone() for key, value in {**tensors, name: change(tensor)}.items() if value is not None
+                key: value.clone()
+                for key, value in {**tensors, name: change(tensor)}.items()
+                if value is not None
             }
             save_file({key: value.contiguous() for key, value in changed.items()}, path, metadata)
             _try(readers, kind, path, path.read_bytes())

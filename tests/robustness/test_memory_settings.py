@@ -1,4 +1,6 @@
-"""Demo workflows at tiny settings on servers with other settings of cache and memory: the same results."""
+"""Demo workflows at tiny settings on servers with other settings of cache and memory: the same
+results.
+"""
 
 import pytest
 from robustness import soak
@@ -30,6 +32,12 @@ def test_results_do_not_depend_on_settings_of_cache_and_memory(comfyui, tmp_path
         with Server(comfyui, base, arguments, cpu=True) as server:
             client = Client(server.url)
             workflows = soak.tiny_workflows(client.object_info())
-            soak.run_round(client, {name: workflows[name] for name in _WORKFLOWS}, 0, traces, tqdm(disable=True))
+            soak.run_round(
+                client,
+                {name: workflows[name] for name in _WORKFLOWS},
+                0,
+                traces,
+                tqdm(disable=True),
+            )
     assert traces.compared == len(_WORKFLOWS) * (len(_SETTINGS) - 1)
     assert traces.failed == [] and traces.different == []

@@ -1,4 +1,6 @@
-"""Two ComfyUI servers on one models folder and one output folder, at work on one file at the same moment."""
+"""Two ComfyUI servers on one models folder and one output folder, at work on one file at the same
+moment.
+"""
 
 import shutil
 from concurrent.futures import ThreadPoolExecutor
@@ -34,15 +36,24 @@ class Pair:
         self._threads = ThreadPoolExecutor(len(servers))
 
     def run(self, *prompts):
-        """Follow one prompt on each server, all at once; returns the kind and message of each end."""
-        ends = self._threads.map(lambda client, prompt: fuzz.follow(client, prompt, _SECONDS), self._clients, prompts)
+        """Follow one prompt on each server, all at once; returns the kind and message of each
+        end.
+        """
+        ends = self._threads.map(
+            lambda client, prompt: fuzz.follow(client, prompt, _SECONDS), self._clients, prompts
+        )
         return list(ends)
 
     def build(self, *folders):
-        """Build the space "both", on each server of other LoRAs; the ends, and the bytes of the file."""
+        """Build the space "both", on each server of other LoRAs; the ends, and the bytes of the
+        file.
+        """
         self._space("both").unlink(missing_ok=True)
         ends = self.run(
-            *(_nodes(("GBX_W2WBuildSpace", _BUILD | {"folder": one, "filename": "both"})) for one in folders)
+            *(
+                _nodes(("GBX_W2WBuildSpace", _BUILD | {"folder": one, "filename": "both"}))
+                for one in folders
+            )
         )
         return ends, self._space("both").read_bytes()
 
@@ -65,14 +76,22 @@ def pair(comfyui, tmp_path_factory):
         mask = NeuronMask({_LAYER: {number: 0.0}}, history=(f"mask {number}",))
         mask_file.write(mask, base / "input" / "mask.json")
     with ExitStack() as stack:  # without a cache, so that each prompt runs all its nodes
-        servers = [stack.enter_context(Server(comfyui, base, ("--cache-none",), cpu=True)) for base in bases]
+        servers = [
+            stack.enter_context(Server(comfyui, base, ("--cache-none",), cpu=True))
+            for base in bases
+        ]
         yield Pair(servers)
 
 
 def _nodes(*nodes):
     """A prompt of nodes in a row, the last one's first output shown."""
-    prompt = {str(number): {"class_type": name, "inputs": dict(given)} for number, (name, given) in enumerate(nodes)}
-    return prompt | {"shown": {"class_type": "PreviewAny", "inputs": {"source": [str(len(nodes) - 1), 0]}}}
+    prompt = {
+        str(number): {"class_type": name, "inputs": dict(given)}
+        for number, (name, given) in enumerate(nodes)
+    }
+    return prompt | {
+        "shown": {"class_type": "PreviewAny", "inputs": {"source": [str(len(nodes) - 1), 0]}}
+    }
 
 
 def _busy(end):
@@ -87,7 +106,9 @@ def test_space_built_by_both_at_once_is_that_of_one(pair):
     for _ in range(_ROUNDS):
         ends, made = pair.build("people_0", "people_1")
         assert all(kind == "done" or _busy((kind, message)) for kind, message in ends), ends
-        assert made in [whole for whole, (kind, _) in zip(alone, ends, strict=True) if kind == "done"]
+        assert made in [
+            whole for whole, (kind, _) in zip(alone, ends, strict=True) if kind == "done"
+        ]
         refused += sum(map(_busy, ends))
     assert refused, "the two were never at work at once"
     assert fuzz.leftovers(pair.models) == []
@@ -96,7 +117,9 @@ def test_space_built_by_both_at_once_is_that_of_one(pair):
 def test_space_saved_by_both_at_once_is_that_of_one(pair):
     for number in range(2):
         pair.build(f"people_{number}")
-        (pair.models / "w2w" / "both.safetensors").rename(pair.models / "w2w" / f"space_{number}.safetensors")
+        (pair.models / "w2w" / "both.safetensors").rename(
+            pair.models / "w2w" / f"space_{number}.safetensors"
+        )
     prompts = [
         _nodes(
             ("GBX_W2WLoadSpace", {"space_name": f"space_{number}.safetensors"}),

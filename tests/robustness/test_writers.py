@@ -1,4 +1,6 @@
-"""Every file that the pack writes: on a full disk, in a folder that is read-only, and by two processes at once."""
+"""Every file that the pack writes: on a full disk, in a folder that is read-only, and by two
+processes at once.
+"""
 
 import contextlib
 import os
@@ -26,7 +28,9 @@ def _names(folder):
 
 @contextlib.contextmanager
 def small_disk(size):
-    """No file of this process may have more bytes, as on a disk that is nearly full. Briefly: pytest writes too."""
+    """No file of this process may have more bytes, as on a disk that is nearly full. Briefly:
+    pytest writes too.
+    """
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -51,7 +55,9 @@ def test_full_disk_keeps_the_old_file_and_is_one_sentence(kinds, tmp_path, kind,
 
 
 @pytest.mark.parametrize("size", [0, 2000, 6000])
-def test_full_disk_while_building_a_space_is_one_sentence_and_the_next_build_is_whole(tmp_path, size):
+def test_full_disk_while_building_a_space_is_one_sentence_and_the_next_build_is_whole(
+    tmp_path, size
+):
     file_kinds.build_space(tmp_path / "whole")
     (tmp_path / "full").mkdir()
     (tmp_path / "whole" / "loras").rename(tmp_path / "full" / "loras")
@@ -62,7 +68,10 @@ def test_full_disk_while_building_a_space_is_one_sentence_and_the_next_build_is_
     assert "Errno" not in str(caught.value) and not target.exists()
     space_builder.build(sources, settings, target)
     assert _names(target.parent) == ["loras", target.name]
-    assert space_file.read(target).members == space_file.read(tmp_path / "whole" / "space.safetensors").members
+    assert (
+        space_file.read(target).members
+        == space_file.read(tmp_path / "whole" / "space.safetensors").members
+    )
 
 
 @pytest.mark.parametrize("kind", WRITTEN)
@@ -93,7 +102,9 @@ def _write_late(kinds, kind, path, start):
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 @pytest.mark.parametrize("kind", WRITTEN)
 def test_two_processes_that_save_one_file_leave_a_whole_one(kinds, tmp_path, kind):
-    """At the same time, again and again: each ends well or is refused, and the file is always readable."""
+    """At the same time, again and again: each ends well or is refused, and the file is always
+    readable.
+    """
     path = tmp_path / f"file{suffix_of(kind)}"
     for _ in range(_PAIRS):
         children = [_write_late(kinds, kind, path, time.time() + 0.02) for _ in range(2)]

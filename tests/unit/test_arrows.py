@@ -9,7 +9,9 @@ import repository
 
 def test_no_arrow_runs_back():
     files = list(import_arrows.pack_files(repository.ROOT))
-    assert [problem for file, source in files for problem in import_arrows.wrong_imports(file, source)] == []
+    assert [
+        problem for file, source in files for problem in import_arrows.wrong_imports(file, source)
+    ] == []
     assert [file for file, source in files if import_arrows.open_wildcards(source)] == []
 
 
@@ -70,19 +72,30 @@ def test_a_wrong_arrow_is_found(file, source):
         ("__init__.py", "async def comfy_entrypoint():\n    from .nodes.menu import Glassbox"),
         ("kernels/__init__.py", "from .dispatch import nearest"),
         ("kernels/triton/nearest.py", "import torch\nfrom ..eager import nearest"),
-        ("nodes/menu.py", "from comfy_api.latest import io\nfrom .noise.nodes_immiscible import Immiscible"),
+        (
+            "nodes/menu.py",
+            "from comfy_api.latest import io\nfrom .noise.nodes_immiscible import Immiscible",
+        ),
         (
             "nodes/noise/nodes_immiscible.py",
-            "from comfy_api.latest import io\nfrom ..host import sampling\nfrom . import pool, pool_comfy",
+            "from comfy_api.latest import io\nfrom ..host import sampling\nfrom . import pool, "
+            "pool_comfy",
         ),
         (
             "nodes/noise/pool_comfy.py",
-            "import comfy.samplers\nfrom ..common import layout\nfrom ..host import sampling\nfrom . import pool",
+            "import comfy.samplers\nfrom ..common import layout\nfrom ..host import "
+            "sampling\nfrom . import pool",
         ),
-        ("nodes/noise/pool.py", "import torch\nfrom ...kernels import nearest\nfrom ..common import bootstrap"),
+        (
+            "nodes/noise/pool.py",
+            "import torch\nfrom ...kernels import nearest\nfrom ..common import bootstrap",
+        ),
         ("nodes/noise/pool.py", "from ... import kernels\nfrom .assignment import assign"),
         ("nodes/host/evaluate.py", "import comfy.samplers\nfrom ..common import layout"),
-        ("nodes/demo/model.py", "import comfy.model_base\nfrom ..host import sampling\nfrom .architecture import SIZE"),
+        (
+            "nodes/demo/model.py",
+            "import comfy.model_base\nfrom ..host import sampling\nfrom .architecture import SIZE",
+        ),
     ],
 )
 def test_a_right_arrow_is_let_through(file, source):
@@ -95,20 +108,34 @@ def test_a_wildcard_is_found():
 
 
 def _weight_reads(source: str) -> list[str]:
-    """Where a file reads the weights of modules, not their shapes: dynamic VRAM keeps them elsewhere, unpatched."""
+    """Where a file reads the weights of modules, not their shapes: dynamic VRAM keeps them
+    elsewhere, unpatched.
+    """
     tree = ast.parse(source)
     inner = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
-    inner |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Attribute) and node.attr == "shape"}
+    inner |= {
+        id(node.value)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Attribute) and node.attr == "shape"
+    }
     return [
         ast.unparse(node)
         for node in ast.walk(tree)
         if (isinstance(node, ast.Attribute) and node.attr == "weight" and id(node) not in inner)
-        or (isinstance(node, ast.Attribute) and node.attr == "state_dict" and "optimizer" not in ast.unparse(node))
+        or (
+            isinstance(node, ast.Attribute)
+            and node.attr == "state_dict"
+            and "optimizer" not in ast.unparse(node)
+        )
     ]
 
 
 def test_weights_of_a_model_are_read_through_its_patcher():
-    files = [(file, source) for file, source in import_arrows.pack_files(repository.ROOT) if "/demo/" not in file]
+    files = [
+        (file, source)
+        for file, source in import_arrows.pack_files(repository.ROOT)
+        if "/demo/" not in file
+    ]
     assert {file: found for file, source in files if (found := _weight_reads(source))} == {}
 
 

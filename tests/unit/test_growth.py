@@ -1,4 +1,6 @@
-"""Work grows in proportion to the input: steps, opened files and accesses are counted at two sizes, never seconds."""
+"""Work grows in proportion to the input: steps, opened files and accesses are counted at two sizes,
+never seconds.
+"""
 
 import json
 import shutil
@@ -30,7 +32,10 @@ def _select(count, keep):
 
 
 def _merge(count):
-    masks = [NeuronMask(uniform_scales([(f"blocks.{index}.1", 7), ("other", 7)])) for index in range(count)]
+    masks = [
+        NeuronMask(uniform_scales([(f"blocks.{index}.1", 7), ("other", 7)]))
+        for index in range(count)
+    ]
     return lambda: merge_masks(masks)
 
 
@@ -70,13 +75,17 @@ def test_a_merged_mask_is_the_union_one_by_one():
     from glassbox.nodes.neurons.mask import union
 
     masks = [
-        NeuronMask(uniform_scales([("b", n), ("a", n % 3)], n / 7), (), {"a": (n,)} if n else {}) for n in range(6)
+        NeuronMask(uniform_scales([("b", n), ("a", n % 3)], n / 7), (), {"a": (n,)} if n else {})
+        for n in range(6)
     ]
     expected = masks[0]
     for one in masks[1:]:
         expected = union(expected, one)
     merged = merge_masks(iter(masks))
-    assert (merged.scales, merged.fingerprint) == (expected.scales, expected.fingerprint) and merged.fingerprint
+    assert (merged.scales, merged.fingerprint) == (
+        expected.scales,
+        expected.fingerprint,
+    ) and merged.fingerprint
 
 
 @pytest.mark.skipif(shutil.which("node") is None, reason="needs Node.js")
@@ -91,15 +100,19 @@ def test_selecting_all_boxes_of_the_network_map_reads_each_id_a_few_times():
     for (const count of [{SMALL}, {LARGE}]) {{
       let reads = 0;
       const ids = Array.from({{ length: count }}, (_, index) => `up-level${{index}}-out`);
-      const counted = new Proxy(ids, {{ get: (target, key) => (reads++, Reflect.get(target, key)) }});
+      const get = (target, key) => (reads++, Reflect.get(target, key));
+      const counted = new Proxy(ids, {{ get }});
       const half = ids.filter((_, index) => index % 2).join("\\n");
       const all = text.write(half, counted, ids, true);
-      if (new Set(all.split("\\n")).size !== count || text.write(all, counted, ids, false) !== "") throw "wrong";
+      if (new Set(all.split("\\n")).size !== count) throw "wrong";
+      if (text.write(all, counted, ids, false) !== "") throw "wrong";
       counts.push(reads);
     }}
     console.log(JSON.stringify(counts));
     """
-    done = subprocess.run(["node", "--input-type=module", "-e", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["node", "--input-type=module", "-e", script], capture_output=True, text=True, check=True
+    )
     few, many = json.loads(done.stdout)
     assert many <= ALLOWED * (LARGE // SMALL) * few
 
@@ -113,7 +126,14 @@ def test_a_search_figure_of_many_prompts_names_a_few():
     def drawn(count):
         traces = {
             f"prompt {number}": [
-                SelectionStep(2.0, 0, 5 * step, 5 * step, 1 - number / count / 2 - step / 9) for step in (1, 2)
+                SelectionStep(
+                    theta=2.0,
+                    k=0,
+                    listed=5 * step,
+                    neurons=5 * step,
+                    score=1 - number / count / 2 - step / 9,
+                )
+                for step in (1, 2)
             ]
             for number in range(count)
         }
@@ -122,9 +142,17 @@ def test_a_search_figure_of_many_prompts_names_a_few():
         return figure.axes[0]
 
     few, many = drawn(3), drawn(60)
-    assert [text.get_text() for text in few.get_legend().get_texts()][:3] == ["prompt 0", "prompt 1", "prompt 2"]
+    assert [text.get_text() for text in few.get_legend().get_texts()][:3] == [
+        "prompt 0",
+        "prompt 1",
+        "prompt 2",
+    ]
     named = [text.get_text() for text in many.get_legend().get_texts()]
-    assert len(named) == 12 and "prompt 0" in named and "50 more prompts, all lower in the end" in named
+    assert (
+        len(named) == 12
+        and "prompt 0" in named
+        and "50 more prompts, all lower in the end" in named
+    )
     assert len(many.collections[0].get_segments()) == 50 and len(many.lines) == 11
 
 
@@ -132,6 +160,8 @@ def test_a_contact_sheet_of_many_words_has_pages():
     from glassbox.nodes.activations import overlays
 
     images = torch.rand(1, 4, 4, 3, generator=torch.Generator().manual_seed(0))
-    few, many = (overlays.contact_sheet([(f"w{n}", images) for n in range(count)], 16) for count in (40, 90))
+    few, many = (
+        overlays.contact_sheet([(f"w{n}", images) for n in range(count)], 16) for count in (40, 90)
+    )
     assert few.shape[0] == 1 and many.shape == (3, *few.shape[1:])
     assert torch.equal(few[0], many[0])

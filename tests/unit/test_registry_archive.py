@@ -1,28 +1,24 @@
-"""The archive that the ComfyUI registry distributes: what git tracks, less what .comfyignore leaves out."""
+"""The archive that the ComfyUI registry distributes: what git tracks, less what .comfyignore leaves
+out.
+"""
 
 import re
 import subprocess
 import sys
 import zipfile
-from urllib.parse import unquote
 
 import pytest
 import repository
 
+from tools import archive as archive_files
+
 _MOST_BYTES = 40_000_000
-
-
-def _listed(*options: str) -> set[str]:
-    command = ["git", "ls-files", "-z", *options]
-    return set(
-        subprocess.run(command, cwd=repository.ROOT, capture_output=True, check=True, text=True).stdout.split("\0")
-    )
 
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory):
     """The archive, unpacked in a folder, and its size in bytes."""
-    names = _listed() - _listed("--cached", "--ignored", "--exclude-from=.comfyignore") - {""}
+    names = archive_files.names()
     packed = tmp_path_factory.mktemp("registry") / "node.zip"
     with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as contents:
         for name in sorted(names):
@@ -36,26 +32,55 @@ def test_it_holds_what_a_user_needs(archive):
     print(f"{size / 1e6:.1f} MB, {sum(path.is_file() for path in folder.rglob('*'))} files")
     top = {path.name for path in folder.iterdir() if path.suffix != ".md"}
     assert top == {
-        *("__init__.py", "nodes", "kernels", "web", "workflows", "assets", "locales", "subgraphs", "run.py"),
-        *("tools", "docs", "studies"),
+        *(
+            "__init__.py",
+            "nodes",
+            "kernels",
+            "web",
+            "workflows",
+            "assets",
+            "locales",
+            "subgraphs",
+            "run.py",
+        ),
+        *("tools", "docs", "studies", "benchmarks"),
         *("pyproject.toml", "requirements.txt", "LICENSE", ".comfyignore", "CITATION.cff"),
     }
     assert {path.name for path in (folder / "tools").iterdir()} == {"__init__.py", "launcher"}
     assert size < _MOST_BYTES
 
 
-def test_what_readme_help_pages_and_tooltips_name_is_there(archive):
+def test_documents_that_help_pages_and_code_name_are_there(archive):
     folder, _ = archive
-    named = {
-        (path.parent / unquote(link)).resolve(): f"{path.name}: {link}"
-        for path in (folder / "README.md", *(folder / "web" / "docs").glob("*.md"))
-        for link in re.findall(r'(?:\]\(|src=")(?!https?:|#)([^)#" ]+)', path.read_text("utf-8"))
-    }
+    named = {}
     for path in (*(folder / "web" / "docs").glob("*.md"), *(folder / "nodes").rglob("*.py")):
         found = re.findall(r"docs/\w+\.md", path.read_text("utf-8"))
         named |= {(folder / document).resolve(): f"{path.name}: {document}" for document in found}
-    assert len(named) > 50
+    assert named
     assert sorted(where for path, where in named.items() if not path.exists()) == []
+
+
+def test_every_link_of_every_page_leads_to_a_file_that_ships(archive):
+    folder, _ = archive
+    shipped = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert len([name for name in shipped if name.endswith(".md")]) > 100
+    assert archive_files.dead_links(folder, shipped) == []
+
+
+def test_a_dead_link_is_named(tmp_path):
+    pages = {
+        "README.md": "[a](docs/a.md) [b](docs)",
+        "docs/a.md": '[c](../c%20d.json) <img src="e.png">',
+    }
+    for name, text in {**pages, "c d.json": "{}"}.items():
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, "utf-8")
+    assert archive_files.dead_links(tmp_path, {*pages, "c d.json"}) == ["docs/a.md: docs/e.png"]
+    assert archive_files.dead_links(tmp_path, pages) == [
+        "docs/a.md: c d.json",
+        "docs/a.md: docs/e.png",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -77,7 +102,9 @@ def run(script, *arguments):
 runpy.run_path("run.py")["load_package"]("tools")
 {code}
 """
-    ran = subprocess.run([sys.executable, "-P", "-c", start], cwd=folder, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", start], cwd=folder, capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stderr
 
 
@@ -85,7 +112,10 @@ def test_the_pack_loads_there(archive):
     folder, _ = archive
     code = "import importlib.util as u, sys; s = u.spec_from_file_location('pack', '__init__.py', "
     code += (
-        "submodule_search_locations=['.']); m = u.module_from_spec(s); sys.modules['pack'] = m; s.loader.exec_module(m)"
+        "submodule_search_locations=['.']); m = u.module_from_spec(s); sys.modules['pack'] = m; "
+        "s.loader.exec_module(m)"
     )
-    ran = subprocess.run([sys.executable, "-P", "-c", code], cwd=folder, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-P", "-c", code], cwd=folder, capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stderr

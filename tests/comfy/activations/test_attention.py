@@ -19,7 +19,9 @@ def tapped(app, request):
 
 
 def images(tapped, prefix):
-    """Head means of the maps whose ID begins with the prefix, in forward order: (rows, tokens, h, w)."""
+    """Head means of the maps whose ID begins with the prefix, in forward order: (rows, tokens, h,
+    w).
+    """
     for id_, value in tapped.tensors.items():
         if id_.startswith(prefix) and id_.endswith("cross-map"):
             height = round((value.shape[2] * 32 / 24) ** 0.5)
@@ -27,7 +29,9 @@ def images(tapped, prefix):
 
 
 def test_the_attention_feature_is_the_official_one(tapped):
-    """AttentionStore.aggregate_attention(["up_cross"]): means over heads and layers at two sizes, 154 channels."""
+    """AttentionStore.aggregate_attention(["up_cross"]): means over heads and layers at two sizes,
+    154 channels.
+    """
     by_size = {}
     for maps in images(tapped, "up-"):
         if maps.shape[2] in (8, 16):
@@ -41,7 +45,9 @@ def test_the_attention_feature_is_the_official_one(tapped):
 
 
 def test_the_mean_of_all_layers_counts_layers_alike(tapped):
-    """Each layer's map enlarged bicubically, negative values set to 0, the middle block included."""
+    """Each layer's map enlarged bicubically, negative values set to 0, the middle block
+    included.
+    """
     all_ = [maps for stage in ("down-", "mid-", "up-") for maps in images(tapped, stage)]
     size = max(maps.shape[2:] for maps in all_)
 
@@ -55,11 +61,13 @@ def test_the_mean_of_all_layers_counts_layers_alike(tapped):
 
 
 def daam_package(steps, side):
-    """The maps (rows, tokens, side, side) of daam 0.2.0 from the raw maps of each step, by its own classes' formulas.
+    """The maps (rows, tokens, side, side) of daam 0.2.0 from the raw maps of each step, by its own
+    classes' formulas.
 
     ``RawHeatMapCollection.update`` sums the raw maps of a (factor, layer, head) over time;
-    ``DiffusionHeatMapHooker.compute_global_heat_map`` enlarges each bicubically, clamps at 0, and takes their mean.
-    ``UNetCrossAttentionLocator(locate_middle_block=False)`` leaves the middle block out, ``factor != 8`` its size.
+    ``DiffusionHeatMapHooker.compute_global_heat_map`` enlarges each bicubically, clamps at 0, and
+    takes their mean. ``UNetCrossAttentionLocator(locate_middle_block=False)`` leaves the middle
+    block out, ``factor != 8`` its size.
     """
     sums = {}
     for tensors in steps:
@@ -71,7 +79,9 @@ def daam_package(steps, side):
     enlarged = []
     for maps in sums.values():
         grid = maps.transpose(1, 2).unflatten(2, (round(maps.shape[1] ** 0.5), -1))
-        enlarged.append(torch.nn.functional.interpolate(grid, size=(side, side), mode="bicubic").clamp(min=0))
+        enlarged.append(
+            torch.nn.functional.interpolate(grid, size=(side, side), mode="bicubic").clamp(min=0)
+        )
     return torch.stack(enlarged).mean(0)
 
 
@@ -81,19 +91,33 @@ def test_word_heat_maps_are_those_of_the_daam_package(demo, mean_only):
     samples = demo.sample(model, demo.latent(1))
     steps = [demo.read(recording, samples, step)[0].tensors for step in range(3)]
     expected = daam_package([{id_: maps[:1] for id_, maps in one.items()} for one in steps], 16)
-    given = {"preset": "cross_attention", "ids": "", "recorded_steps": "all", "rows": "both", "pool_size": 1}
+    given = {
+        "preset": "cross_attention",
+        "ids": "",
+        "recorded_steps": "all",
+        "rows": "both",
+        "pool_size": 1,
+    }
     model, recording = demo.app.run(
         "GBX_ActivationRecorder", model=demo.model, precision="fp32", mean_only=mean_only, **given
     )
     samples = demo.sample(model, demo.latent(1))
     activations, _, report = demo.app.run(
-        "GBX_ReadActivations", recording=recording, latent=samples, step_index=0, average=not mean_only
+        "GBX_ReadActivations",
+        recording=recording,
+        latent=samples,
+        step_index=0,
+        average=not mean_only,
     )
     assert not any(id_.startswith("mid") for id_ in activations.tensors)
     assert report.startswith("Recorded steps 0, 1, 2 of 3. This is their mean.")
     image = torch.zeros(1, 128, 128, 3)
-    _, masks, _ = heat(demo, activations, image, "portrait, red hair", "hair\nred hair", normalize_per_word=False)
-    words = torch.stack([expected[:, 4], expected[:, 3:5].mean(1)])[:, 0].float()  # begin, portrait, comma, red, hair
+    _, masks, _ = heat(
+        demo, activations, image, "portrait, red hair", "hair\nred hair", normalize_per_word=False
+    )
+    words = torch.stack([expected[:, 4], expected[:, 3:5].mean(1)])[
+        :, 0
+    ].float()  # begin, portrait, comma, red, hair
     words = (words - words.amin()) / (words.amax() - words.amin())
     shown = torch.nn.functional.interpolate(words[:, None], size=(128, 128), mode="bilinear")[:, 0]
     assert (masks - shown).abs().max() < 1e-5
@@ -102,15 +126,26 @@ def test_word_heat_maps_are_those_of_the_daam_package(demo, mean_only):
 def test_the_cross_attention_preset_leaves_out_what_daam_does(app):
     for name in ("sd15", "sdxl"):
         world = World(app, *reduced.checkpoint(name))
-        specs = app.module("nodes.activations.catalog_unet").catalog(world.model.model.diffusion_model)
+        specs = app.module("nodes.activations.catalog_unet").catalog(
+            world.model.model.diffusion_model
+        )
         every = [spec.id for spec in specs if spec.id.endswith("cross-map")]
-        kept = [spec.id for spec in app.module("nodes.activations.select_ids").select(specs, "cross_attention")]
+        kept = [
+            spec.id
+            for spec in app.module("nodes.activations.select_ids").select(specs, "cross_attention")
+        ]
         assert kept == [id_ for id_ in every if not id_.startswith("mid")]
         assert len(kept) == 15
 
 
 def heat(demo, activations, image, prompt, words="", **changes):
-    given = {"activations": activations, "image": image, "clip": demo.clip, "prompt": prompt, "words": words}
+    given = {
+        "activations": activations,
+        "image": image,
+        "clip": demo.clip,
+        "prompt": prompt,
+        "words": words,
+    }
     options = {"prompt_role": "positive", "normalize_per_word": True, "opacity": 0.6, **changes}
     return demo.app.run("GBX_TokenHeatMap", **given, **options)
 
@@ -131,7 +166,9 @@ def test_a_heat_map_is_the_attention_to_the_words_tokens(demo):
 
 
 def test_every_word_of_a_recorded_run_positive_and_negative(demo):
-    """Texts of unlike length: ComfyUI repeats the shorter one, and its tokens' shares are added up."""
+    """Texts of unlike length: ComfyUI repeats the shorter one, and its tokens' shares are added
+    up.
+    """
     (long,) = demo.app.run("CLIPTextEncode", clip=demo.clip, text="portrait, smiling, " * 20)
     recording_model, recording = demo.record("all", "both", "attn-mean")
     samples = demo.sample(recording_model, demo.latent(1), negative=long)
@@ -152,7 +189,9 @@ def test_every_word_of_a_recorded_run_positive_and_negative(demo):
 
 @pytest.mark.parametrize("typed", ["portrait, red hair", "portrait, blue hoodie"])
 def test_of_joined_prompts_each_word_has_its_own_map(demo, typed):
-    """ConditioningConcat, ComfyUI's BREAK: the tokens of the typed prompt's own part, not a sum over both."""
+    """ConditioningConcat, ComfyUI's BREAK: the tokens of the typed prompt's own part, not a sum
+    over both.
+    """
     run = demo.app.run
     texts = ["portrait, red hair", "portrait, blue hoodie"]
     parts = [run("CLIPTextEncode", clip=demo.clip, text=text)[0] for text in texts]
@@ -166,9 +205,30 @@ def test_of_joined_prompts_each_word_has_its_own_map(demo, typed):
     assert (masks - shown).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize(
+    "ids", ["attn-mean, up-level1-repeat0-res-out", "*-cross-map, mid-vit-out"]
+)
+def test_words_are_found_beside_other_activations(demo, ids):
+    """What they are recognized by is recorded where any activation is read by words."""
+    run = demo.app.run
+    texts = [
+        run("CLIPTextEncode", clip=demo.clip, text=text)[0]
+        for text in ("portrait, red hair", "portrait, blue hoodie")
+    ]
+    (joined,) = run("ConditioningConcat", conditioning_to=texts[0], conditioning_from=texts[1])
+    alone = demo.tap(ids.split(", ")[0], positive=joined)
+    beside = demo.tap(ids, positive=joined)
+    assert len(beside.tensors) == len(alone.tensors) + 1
+    assert len(alone.settings["text_marks"]["True"]) == 2 * 77
+    assert beside.settings["text_marks"] == alone.settings["text_marks"]
+
+
 def test_joined_prompts_typed_as_one_are_a_sentence(demo):
     run = demo.app.run
-    parts = [run("CLIPTextEncode", clip=demo.clip, text=text)[0] for text in ("portrait, red hair", "blue hoodie")]
+    parts = [
+        run("CLIPTextEncode", clip=demo.clip, text=text)[0]
+        for text in ("portrait, red hair", "blue hoodie")
+    ]
     (joined,) = run("ConditioningConcat", conditioning_to=parts[0], conditioning_from=parts[1])
     tapped = demo.tap("attn-mean", positive=joined)
     with pytest.raises(ValueError, match=r"of texts that were joined .* enter one"):
@@ -187,9 +247,17 @@ def scheduled(demo, *texts):
 
 @pytest.mark.parametrize("mean_only", [False, True])
 def test_words_of_a_prompt_schedule_are_those_of_their_own_steps(demo, mean_only):
-    """Each prompt's words in its steps as if it were alone there; what would mix them is a sentence."""
+    """Each prompt's words in its steps as if it were alone there; what would mix them is a
+    sentence.
+    """
     texts = "portrait, red hair", "portrait, blue hoodie"
-    given = {**PATTERN, "ids": "attn-mean", "recorded_steps": "all", "rows": "conditional", "mean_only": mean_only}
+    given = {
+        **PATTERN,
+        "ids": "attn-mean",
+        "recorded_steps": "all",
+        "rows": "conditional",
+        "mean_only": mean_only,
+    }
     model, recording = demo.app.run("GBX_ActivationRecorder", model=demo.model, **given)
     latent, how = demo.latent(1), {"steps": 4, "scheduler": "simple"}
     samples = demo.sample(model, latent, positive=scheduled(demo, *texts), **how)
@@ -206,7 +274,9 @@ def test_words_of_a_prompt_schedule_are_those_of_their_own_steps(demo, mean_only
         if mean_only and step:
             continue
         masks.append(heat(demo, activations, image, own, own.split()[-1])[1])
-        with pytest.raises(ValueError, match="not the text that these activations were encoded from"):
+        with pytest.raises(
+            ValueError, match="not the text that these activations were encoded from"
+        ):
             heat(demo, activations, image, other, other.split()[-1])
     alone, record = demo.app.run("GBX_ActivationRecorder", model=demo.model, **given)
     (first,) = demo.app.run("CLIPTextEncode", clip=demo.clip, text=texts[0])
@@ -218,13 +288,25 @@ def test_words_of_a_prompt_schedule_are_those_of_their_own_steps(demo, mean_only
 
 def test_sdxl_s_two_unlike_texts_are_a_sentence(app):
     world = World(app, *reduced.checkpoint("sdxl"))
-    size = {"width": 128, "height": 128, "crop_w": 0, "crop_h": 0, "target_width": 128, "target_height": 128}
+    size = {
+        "width": 128,
+        "height": 128,
+        "crop_w": 0,
+        "crop_h": 0,
+        "target_width": 128,
+        "target_height": 128,
+    }
     same, unlike = (
-        app.run("CLIPTextEncodeSDXL", clip=world.clip, text_g="a smiling cat", text_l=text, **size)[0]
+        app.run("CLIPTextEncodeSDXL", clip=world.clip, text_g="a smiling cat", text_l=text, **size)[
+            0
+        ]
         for text in ("a smiling cat", "a blue dog")
     )
     image = torch.zeros(2, 128, 128, 3)
-    assert heat(world, world.tap("attn-mean", positive=same), image, "a smiling cat", "cat")[2] == "cat"
+    assert (
+        heat(world, world.tap("attn-mean", positive=same), image, "a smiling cat", "cat")[2]
+        == "cat"
+    )
     for typed in ("a smiling cat", "a blue dog"):
         with pytest.raises(ValueError, match="SDXL"):
             heat(world, world.tap("attn-mean", positive=unlike), image, typed)
@@ -238,10 +320,14 @@ def test_sdxl_s_two_unlike_texts_are_a_sentence(app):
     ],
 )
 def test_heat_maps_of_joint_attention(app, architecture, positions, length):
-    """Text and image attend together; the text's tokens are those of the encoders that the model attends to."""
+    """Text and image attend together; the text's tokens are those of the encoders that the model
+    attends to.
+    """
     world = World(app, *reduced.checkpoint(architecture))
     (text,) = app.run("CLIPTextEncode", clip=world.clip, text="a smiling red hat")
-    tapped = world.tap("attn-mean", positive=text, latent=world.latent(1, 64, 96), noise_unit="sigma", level=0.5)
+    tapped = world.tap(
+        "attn-mean", positive=text, latent=world.latent(1, 64, 96), noise_unit="sigma", level=0.5
+    )
     attention = tapped.tensors["attn-mean"]
     assert attention.shape == (1, length, 4, 6)
     _, masks, found = heat(world, tapped, torch.zeros(1, 64, 96, 3), "a smiling red hat", "red hat")
@@ -258,7 +344,9 @@ def test_tokens_of_clip_and_t5_follow_each_other(app):
     read = app.module("nodes.host.text_encoding").read_prompt
     clip = reduced.checkpoint("sd3")[1]
     whole = types.SimpleNamespace(clip_l=object(), clip_g=object(), t5xxl=object())
-    with_t5 = types.SimpleNamespace(tokenize=clip.tokenize, tokenizer=clip.tokenizer, cond_stage_model=whole)
+    with_t5 = types.SimpleNamespace(
+        tokenize=clip.tokenize, tokenizer=clip.tokenizer, cond_stage_model=whole
+    )
     assert read(clip, "a red hat").find("red") == {"red": [2]}
     assert read(with_t5, "a red hat").find("red") == {"red": [2, 77 + 2]}  # T5: a space, "a", "red"
 
@@ -267,17 +355,42 @@ def test_tokens_of_clip_and_t5_follow_each_other(app):
     ("prompt", "words", "changes", "reason"),
     [
         ("portrait, red hair", "hat", {}, "'hat' is not in the prompt"),
-        ("portrait, red hair", "hair", {"prompt_role": "negative"}, "There are no rows of the negative prompt"),
+        (
+            "portrait, red hair",
+            "hair",
+            {"prompt_role": "negative"},
+            "There are no rows of the negative prompt",
+        ),
         (", , ", "", {}, "The prompt has no words"),
-        ("portrait, " * 60, "portrait", {}, "not the text that these activations were encoded from"),
-        ("portrait, blue hair", "hair", {}, "not the text that these activations were encoded from"),
+        (
+            "portrait, " * 60,
+            "portrait",
+            {},
+            "not the text that these activations were encoded from",
+        ),
+        (
+            "portrait, blue hair",
+            "hair",
+            {},
+            "not the text that these activations were encoded from",
+        ),
     ],
 )
 def test_words_and_prompts_that_do_not_fit_are_refused(demo, prompt, words, changes, reason):
     with pytest.raises(ValueError, match=reason):
-        heat(demo, demo.tap("attn-mean", latent=demo.latent(1)), torch.zeros(1, 128, 128, 3), prompt, words, **changes)
+        heat(
+            demo,
+            demo.tap("attn-mean", latent=demo.latent(1)),
+            torch.zeros(1, 128, 128, 3),
+            prompt,
+            words,
+            **changes,
+        )
 
 
 def test_a_heat_map_needs_attention(demo):
-    with pytest.raises(ValueError, match=r"hold no cross-attention\. Tap or record with the preset 'cross_attention'"):
+    with pytest.raises(
+        ValueError,
+        match=r"hold no cross-attention\. Tap or record with the preset 'cross_attention'",
+    ):
         heat(demo, demo.tap("unet-out"), torch.zeros(2, 128, 128, 3), "portrait")

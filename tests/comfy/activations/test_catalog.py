@@ -49,7 +49,9 @@ SIDES = {"sd15": 64, "sdxl": 128}
 def unet(name, device="meta", **changes):
     from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 
-    config = {key: list(value) if isinstance(value, list) else value for key, value in UNETS[name].items()}
+    config = {
+        key: list(value) if isinstance(value, list) else value for key, value in UNETS[name].items()
+    }
     return UNetModel(**{**config, **changes}, device=device)
 
 
@@ -70,7 +72,10 @@ def official():
     from pathlib import Path
 
     folder = Path(__file__).resolve().parents[2] / "data" / "activations"
-    return {name: list(csv.DictReader((folder / f"ids_{name}.csv").open(encoding="utf-8"))) for name in UNETS}
+    return {
+        name: list(csv.DictReader((folder / f"ids_{name}.csv").open(encoding="utf-8")))
+        for name in UNETS
+    }
 
 
 @pytest.mark.parametrize("name", UNETS)
@@ -101,13 +106,17 @@ def paper_cut(name, id_):
         return False
     level, repeat = int(id_[8]), int(id_.split("repeat")[1][0]) if "repeat" in id_ else None
     part = id_.split("-", 3)[3] if repeat is not None else id_.split("-", 2)[2]
-    smooth = part in ("res-out", "vit-out") or (part.endswith(("cross-q", "out")) and "block" in part)
+    smooth = part in ("res-out", "vit-out") or (
+        part.endswith(("cross-q", "out")) and "block" in part
+    )
     if name == "sdxl":
         keys = level == 1 and repeat == 2 and part.endswith("self-k")
         return (level < 2 and smooth) or keys or (level == 0 and part == "upsampler-out")
     local = part.endswith(("self-q", "self-k"))
     late = (level == 2 and repeat == 2) or level == 3
-    return (level in (1, 2) and smooth) or (late and local) or (level == 2 and part == "upsampler-out")
+    return (
+        (level in (1, 2) and smooth) or (late and local) or (level == 2 and part == "upsampler-out")
+    )
 
 
 @pytest.mark.parametrize(("name", "pool", "kept"), [("sd15", 164, 33), ("sdxl", 279, 63)])
@@ -123,7 +132,11 @@ def test_the_published_filter_cuts_the_published_pool(family, catalogs, name, po
     ("name", "more", "fewer"),
     [
         ("sd15", [], ["up-level2-upsampler-out"]),
-        ("sdxl", [f"up-level1-repeat2-vit-block{block}-self-q" for block in (0, 1)], ["up-level0-upsampler-out"]),
+        (
+            "sdxl",
+            [f"up-level1-repeat2-vit-block{block}-self-q" for block in (0, 1)],
+            ["up-level0-upsampler-out"],
+        ),
     ],
 )
 def test_how_far_the_general_filter_is_from_the_papers(family, catalogs, name, more, fewer):
@@ -170,10 +183,16 @@ def test_other_networks_are_refused(family):
 @pytest.mark.parametrize("linear", [False, True])
 @torch.inference_mode()
 def test_the_update_of_a_transformer_is_its_output_less_its_input(family, app, linear):
-    """With a linear projection as in SDXL, whose outputs are tokens, and with a convolution as in SD1.5."""
+    """With a linear projection as in SDXL, whose outputs are tokens, and with a convolution as in
+    SD1.5.
+    """
     small = {"model_channels": 32, "context_dim": 16, "num_head_channels": 8, "adm_in_channels": 8}
     small |= {"channel_mult": (1, 2), "num_res_blocks": [1, 1], "transformer_depth": [1, 1]}
-    small |= {"transformer_depth_middle": 1, "transformer_depth_output": [1] * 4, "use_linear_in_transformer": linear}
+    small |= {
+        "transformer_depth_middle": 1,
+        "transformer_depth_output": [1] * 4,
+        "use_linear_in_transformer": linear,
+    }
     network = unet("sdxl", device="cpu", **small).eval()
     for parameter in network.parameters():
         parameter.normal_(0, 0.05)
@@ -181,16 +200,31 @@ def test_the_update_of_a_transformer_is_its_output_less_its_input(family, app, l
     specs = {spec.id: spec for spec in catalog.catalog(network)}
     output, entering = specs["down-level1-repeat0-vit-out"], specs["down-level1-repeat0-res-out"]
     update = catalog.transformer_update(output, network)
-    assert update.module == f"{output.module}.proj_out" and update.kind == ("tokens" if linear else "spatial")
+    assert update.module == f"{output.module}.proj_out" and update.kind == (
+        "tokens" if linear else "spatial"
+    )
     from dataclasses import replace
 
     wanted = [output, entering, replace(update, id="update")]
     tap_module = family("tap")
     about = app.module("nodes.common.network_call")
-    call = about.Call(network, (about.Part("positive", slice(0, 2), about.WHOLE),), 2, 1.0, ())
+    call = about.Call(
+        network=network,
+        parts=(about.Part(role="positive", rows=slice(0, 2), area=about.WHOLE),),
+        rows=2,
+        sigma=1.0,
+        schedule=(),
+    )
     tap = tap_module.CallTap(wanted, tap_module.TapSettings(dtype=torch.float32), call)
     with app.module("nodes.host.hooks").forward_hooks(network, tap.receivers()):
-        network(torch.randn(2, 4, 8, 12), torch.tensor([5.0, 5.0]), torch.randn(2, 3, 16), torch.randn(2, 8))
+        network(
+            torch.randn(2, 4, 8, 12),
+            torch.tensor([5.0, 5.0]),
+            torch.randn(2, 3, 16),
+            torch.randn(2, 8),
+        )
     found = tap.tensors[True]
     expected = found[output.id] - found[entering.id]
-    assert (found["update"] - expected).abs().max() < 1e-5 * expected.abs().max()  # rounding of the sum
+    assert (
+        found["update"] - expected
+    ).abs().max() < 1e-5 * expected.abs().max()  # rounding of the sum

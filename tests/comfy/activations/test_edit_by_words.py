@@ -1,4 +1,8 @@
-"""Edit by Words inside a real ComfyUI: equal to a changed prompt at strength 1, whatever else acts on the weights."""
+"""Edit by Words inside a real ComfyUI: equal to a changed prompt at strength 1, whatever else acts
+on the weights.
+"""
+
+import contextlib
 
 import pytest
 import reduced
@@ -19,7 +23,12 @@ class Words(World):
         return self.app.run("CLIPTextEncode", clip=self.clip, text=text)[0]
 
     def edit(self, edits, model=None, prompt=PROMPT, **changes):
-        given = {"model": model or self.model, "clip": self.clip, "start_percent": 0.0, "end_percent": 1.0}
+        given = {
+            "model": model or self.model,
+            "clip": self.clip,
+            "start_percent": 0.0,
+            "end_percent": 1.0,
+        }
         return self.app.run("GBX_EditByWords", edits=edits, prompt=prompt, **given | changes)[0]
 
     def samples(self, model, **changes):
@@ -38,8 +47,10 @@ def point(demo):
 
 
 def same(found, expected, plain):
-    """Within float32's rounding of another order of sums, and far from what a run without the edit gives."""
-    assert (found - expected).abs().max() < 1e-4 * expected.abs().max()
+    """Within float32's rounding of another order of sums, and far from what a run without the edit
+    gives. Convolutions without AVX-512 are off by five times what those with it are.
+    """
+    assert (found - expected).abs().max() < 2e-4 * expected.abs().max()
     assert (expected - plain).abs().max() > 0.1
 
 
@@ -95,9 +106,13 @@ def test_a_layer_by_the_definition(demo):
         return module.to_out(read(module, x, context) + positive * 2 * placed * (toward - away))
 
     given = {"latent": demo.latent(2, 32, 48), "steps": 1}
-    plain, found = demo.samples(demo.model, **given), demo.samples(demo.edit(f"{EDIT}2", mask=mask), **given)
+    plain, found = (
+        demo.samples(demo.model, **given),
+        demo.samples(demo.edit(f"{EDIT}2", mask=mask), **given),
+    )
     handles = [
-        network.get_submodule(path).register_forward_hook(changed, with_kwargs=True, prepend=True) for path in paths
+        network.get_submodule(path).register_forward_hook(changed, with_kwargs=True, prepend=True)
+        for path in paths
     ]
     try:
         same(found, demo.samples(demo.model, **given), plain)
@@ -107,7 +122,9 @@ def test_a_layer_by_the_definition(demo):
 
 
 def test_weights_that_change_between_two_levels(demo):
-    """Strength 1 is the changed prompt with W2W Apply in the middle of a run too: keys and values follow."""
+    """Strength 1 is the changed prompt with W2W Apply in the middle of a run too: keys and values
+    follow.
+    """
     given = {"point": point(demo), "strength": 1.5, "start_percent": 0.2, "end_percent": 0.6}
     applied = demo.app.run("GBX_W2WApply", model=demo.model, **given)[0]
     plain = demo.samples(applied, steps=6)
@@ -118,14 +135,21 @@ def test_weights_that_change_between_two_levels(demo):
 
 
 def test_identity_guidance_that_evaluates_two_weights(demo):
-    given = {"point": point(demo), "identity_strength": 1.5, "edit_strength": 0.0, "end_percent": 1.0}
+    given = {
+        "point": point(demo),
+        "identity_strength": 1.5,
+        "edit_strength": 0.0,
+        "end_percent": 1.0,
+    }
     guided = demo.app.run("GBX_W2WGuidance", model=demo.model, **given)[0]
     expected = demo.samples(guided, positive=demo.changed)
     same(demo.samples(demo.edit(f"{EDIT}1", guided)), expected, demo.samples(guided))
 
 
 def test_scheduled_hooks_of_stock_nodes(demo):
-    """A LoRA hook from 30 % of the run on, on the positive prompt: ComfyUI then writes into the weights."""
+    """A LoRA hook from 30 % of the run on, on the positive prompt: ComfyUI then writes into the
+    weights.
+    """
     key = "diffusion_model.output_blocks.4.1.transformer_blocks.0.attn2.to_v.weight"
     weight = demo.model.model.get_parameter(key)
     generator = torch.Generator().manual_seed(0)
@@ -155,11 +179,15 @@ def test_scheduled_hooks_of_stock_nodes(demo):
 
 
 def test_replaced_and_patched_attentions_of_other_nodes_survive(demo):
-    """A replaced attention that adds to the output (as image prompts do), and one more patch on each side."""
+    """A replaced attention that adds to the output (as image prompts do), and one more patch on
+    each side.
+    """
 
     def replaced(q, k, v, extra):
         attention = __import__("comfy.ldm.modules.attention").ldm.modules.attention
-        return attention.optimized_attention(q, k, v, extra["n_heads"]) + 0.3 * q.mean(1, keepdim=True)
+        return attention.optimized_attention(q, k, v, extra["n_heads"]) + 0.3 * q.mean(
+            1, keepdim=True
+        )
 
     def halved(n, context, value, _extra):
         return n, context * 0.9, value * 0.9
@@ -178,9 +206,15 @@ def test_replaced_and_patched_attentions_of_other_nodes_survive(demo):
 
 
 def test_only_the_rows_of_the_positive_prompt_change(demo):
-    """With the prompt on both sides and cfg 1 on top, the negative side is that of the plain model."""
+    """With the prompt on both sides and cfg 1 on top, the negative side is that of the plain
+    model.
+    """
     one = demo.samples(demo.edit(f"{EDIT}1"), negative=demo.positive)
-    same(one, demo.samples(demo.model, positive=demo.changed, negative=demo.positive), demo.samples(demo.model))
+    same(
+        one,
+        demo.samples(demo.model, positive=demo.changed, negative=demo.positive),
+        demo.samples(demo.model),
+    )
 
 
 def test_a_run_that_fails_leaves_no_hooks_and_no_memory(demo):
@@ -200,64 +234,91 @@ def test_a_run_that_fails_leaves_no_hooks_and_no_memory(demo):
 def test_networks_and_texts_that_do_not_fit(app, demo):
     other, clip = tiny_transformers.model("Lumina2"), reduced.checkpoint("flux")[1]
     given = {"edits": "red: 1", "prompt": "", "start_percent": 0.0, "end_percent": 1.0}
-    with pytest.raises(ValueError, match="is not known here"):
-        app.run("GBX_EditByWords", model=other, clip=clip, **given)
+    edited = app.run("GBX_EditByWords", model=other, clip=clip, **given)[0]
+    run = {"seed": 0, "steps": 1, "cfg": 1.0, "sampler_name": "euler", "scheduler": "normal"}
+    texts = dict.fromkeys(("positive", "negative"), tiny_transformers.conditioning())
+    latent = tiny_transformers.latent(other, 1, 8, 8)
+    with pytest.raises(ValueError, match="connect the CLIP of the model"):
+        app.run("KSampler", model=edited, latent_image=latent, denoise=1.0, **run, **texts)
     with pytest.raises(ValueError, match="connect the CLIP of the model"):
         app.run("GBX_EditByWords", model=demo.model, clip=clip, **given)
 
 
 @pytest.mark.parametrize(("family", "side", "adm"), [("SD15", 64, None), ("SDXL", 128, 2816)])
 def test_operations_of_an_edit(app, monkeypatch, family, side, adm):
-    """Counted on the real network without memory: at most .6 % of a step of two rows with cached keys and values."""
+    """Counted on the real network without memory: at most .3 % of a step of two rows."""
     import comfy.ldm.modules.diffusionmodules.openaimodel as unet
     import comfy.ops
     from comfy import supported_models
 
-    half, call = app.module("nodes.activations.word_edit_comfy"), app.module("nodes.common.network_call")
-    hooks = app.module("nodes.host.hooks")
-    monkeypatch.setattr(half, "_same", lambda *_: True)  # nothing can be compared without memory
+    half = app.module("nodes.activations.word_edit_comfy")
+    call = app.module("nodes.common.network_call")
     attention = half.attention
     monkeypatch.setattr(attention, "optimized_attention", attention.attention_pytorch)
     config = {**getattr(supported_models, family).unet_config, **_REST[family]}
     with torch.inference_mode(False), torch.device("meta"):
         network = unet.UNetModel(**config, device="meta", operations=comfy.ops.disable_weight_init)
     width = config["context_dim"]
-    text = torch.zeros(1, 77, width, device="meta")
-    paths, cache = half._cross_attentions(network), half._KeysValues([half.EncodedEdit(text, text, 1.0)])
-    parts = tuple(call.Part(role, slice(row, row + 1), call.WHOLE) for row, role in enumerate(("positive", "negative")))
-    edit = half._CallEdit(
-        call.Call(network, parts, 2, 1.0, ()), paths, [half.EncodedEdit(text, text, 1.0)], cache, None
+    prompt, changed = torch.zeros(1, 77, width), torch.ones(1, 77, width)
+    texts = half.EncodedTexts([half.EncodedEdit(changed, prompt, 1.0)])
+    cache = half._RunCache(network)
+    parts = tuple(
+        call.Part(role=role, rows=slice(row, row + 1), area=call.WHOLE, text=None, prompt=prompt)
+        for row, role in enumerate(("positive", "negative"))
     )
-    x, context = torch.zeros(2, 4, side, side, device="meta"), text.expand(2, -1, -1)
+    edit = half._CallEdit(
+        call.Call(network=network, parts=parts, rows=2, sigma=1.0, schedule=()), texts, None, cache
+    )
+    x, context = (
+        torch.zeros(2, 4, side, side, device="meta"),
+        torch.zeros(2, 77, width, device="meta"),
+    )
     y = None if adm is None else torch.zeros(2, adm, device="meta")
 
-    from torch.utils.flop_counter import FlopCounterMode  # imports Triton, which kernel tests want interpreted
+    from torch.utils.flop_counter import (
+        FlopCounterMode,
+    )  # imports Triton, which kernel tests want interpreted
 
-    def count(receivers):
-        with FlopCounterMode(display=False) as counter, hooks.forward_hooks(network, receivers):
-            network(x, torch.zeros(2, device="meta"), context=context, y=y)
+    def count(edited):
+        with torch.inference_mode(), FlopCounterMode(display=False) as counter, edited:
+            network(x, torch.zeros(2, device="meta"), context=context, y=y, transformer_options={})
         return counter.get_total_flops()
 
-    plain = count(([], []))
-    for path in paths:  # makes keys and values
-        module = network.get_submodule(path)
-        cache.of(path, module, (module.to_k.forward(text), module.to_v.forward(text)))
-    added = count(edit.receivers()) / plain - 1
-    assert 0.002 < added < 0.006
+    plain = count(contextlib.nullcontext())
+    first, later = (
+        count(half._edited_cross_attentions(edit, half._cross_attentions(network)))
+        for _ in range(2)
+    )
+    assert later < first < 1.01 * plain, "keys and values are made once"
+    assert 0.001 < later / plain - 1 < 0.003
 
 
 _UNET = {
-    "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 320, "use_spatial_transformer": True,
+    "image_size": 32, "in_channels": 4, "out_channels": 4, "model_channels": 320,
+    "use_spatial_transformer": True,
     "legacy": False,
 }  # fmt: skip
 _REST = {
     "SD15": _UNET | {
-        "num_res_blocks": [2] * 4, "channel_mult": [1, 2, 4, 4], "transformer_depth": [1] * 6 + [0, 0],
-        "transformer_depth_middle": 1, "transformer_depth_output": [1] * 9 + [0] * 3, "num_heads": 8,
+        "num_res_blocks": [2] * 4, "channel_mult": [1, 2, 4, 4],
+        "transformer_depth": [1] * 6 + [0, 0],
+        "transformer_depth_middle": 1, "transformer_depth_output": [1] * 9 + [0] * 3,
+        "num_heads": 8,
     },
     "SDXL": _UNET | {
-        "num_res_blocks": [2] * 3, "channel_mult": [1, 2, 4], "transformer_depth": [0, 0, 2, 2, 10, 10],
-        "transformer_depth_middle": 10, "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10], "num_heads": -1,
+        "num_res_blocks": [2] * 3, "channel_mult": [1, 2, 4],
+        "transformer_depth": [0, 0, 2, 2, 10, 10],
+        "transformer_depth_middle": 10, "transformer_depth_output": [0, 0, 0, 2, 2, 2, 10, 10, 10],
+        "num_heads": -1,
         "num_head_channels": 64, "num_classes": "sequential",
     },
 }  # fmt: skip
+
+
+def test_a_mask_of_a_shorter_text_is_repeated_for_a_longer_one(app):
+    """As ComfyUI repeats a text that is shorter than others of the batch; rows and queries stay."""
+    fitted = app.module("nodes.activations.word_edit_comfy")._fitted
+    mask = torch.arange(24.0).view(2, 3, 4)
+    assert torch.equal(fitted(mask, 8), torch.cat([mask, mask], -1))
+    assert torch.equal(fitted(mask, 6), torch.cat([mask, mask[..., :2]], -1))
+    assert fitted(mask, 4) is mask and fitted(None, 8) is None

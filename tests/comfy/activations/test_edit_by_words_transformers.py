@@ -1,4 +1,6 @@
-"""Edit by Words on networks of Flux' and SD3's class: equal to a changed prompt at strength 1, blocks of all kinds."""
+"""Edit by Words on networks of Flux' and SD3's class: equal to a changed prompt at strength 1,
+blocks of all kinds.
+"""
 
 from contextlib import contextmanager
 
@@ -9,8 +11,13 @@ from tapping import World, hooks_left
 
 PROMPT, CHANGED = "portrait, short brown hair, blue hoodie", "portrait, short red hair, blue hoodie"
 EDIT = "brown hair -> red hair: "
-#: Random weights, blocks of both kinds; the first block of SD3.5 Medium has a second attention, of the image to itself.
-NETWORKS = {"flux": ("flux", {}), "sd3": ("sd3", {}), "sd35": ("sd3", {"x_block_self_attn_layers": [0]})}
+#: Random weights, blocks of both kinds; the first block of SD3.5 Medium has a second attention, of
+#: the image to itself.
+NETWORKS = {
+    "flux": ("flux", {}),
+    "sd3": ("sd3", {}),
+    "sd35": ("sd3", {"x_block_self_attn_layers": [0]}),
+}
 
 
 class Words(World):
@@ -24,7 +31,12 @@ class Words(World):
         return self.app.run("CLIPTextEncode", clip=self.clip, text=text)[0]
 
     def edit(self, edits, model=None, prompt=PROMPT, **changes):
-        given = {"model": model or self.model, "clip": self.clip, "start_percent": 0.0, "end_percent": 1.0}
+        given = {
+            "model": model or self.model,
+            "clip": self.clip,
+            "start_percent": 0.0,
+            "end_percent": 1.0,
+        }
         return self.app.run("GBX_EditByWords", edits=edits, prompt=prompt, **given | changes)[0]
 
     def samples(self, model, **changes):
@@ -81,7 +93,9 @@ def test_several_edits_each_with_a_text_of_its_own_to_move_away_from(words):
     between = "a lighthouse at night"
     both = [edit.WordEdit(CHANGED, between, 1.0), edit.WordEdit(between, PROMPT, 1.0)]
     plain, expected = words.samples(words.model), words.samples(words.model, positive=words.changed)
-    same(words.samples(edited.edited_model(words.model, words.clip, both, 0.0, 1.0)), expected, plain)
+    same(
+        words.samples(edited.edited_model(words.model, words.clip, both, 0.0, 1.0)), expected, plain
+    )
     same(
         words.samples(words.edit(f"{EDIT}0.75, hoodie -> shirt: 0.5, {EDIT}0.75")),
         words.samples(words.edit(f"{EDIT}1.5, hoodie -> shirt: 0.5")),
@@ -91,10 +105,11 @@ def test_several_edits_each_with_a_text_of_its_own_to_move_away_from(words):
 
 @contextmanager
 def attention_changed(words, change):
-    """Every first attention of a block through a function of its output, image's tokens only, and of the text's length.
+    """Every first attention of a block through a function of its output, image's tokens only, and
+    of the text's length.
 
-    By replacing ComfyUI's function and copying the image's tokens of the first half of the rows into the second half
-    before each block: another way than the node's.
+    By replacing ComfyUI's function and copying the image's tokens of the first half of the rows
+    into the second half before each block: another way than the node's.
     """
     import comfy.ldm.flux.math as flux
     import comfy.ldm.modules.diffusionmodules.mmdit as mmdit
@@ -133,9 +148,15 @@ def attention_changed(words, change):
 
 @pytest.mark.parametrize("masked", [False, True])
 def test_strength_2_by_the_definition(words, masked):
-    """One evaluation of one image of 4 x 6 tokens, rows and attention by hand; a mask leaves the pooled text alone."""
+    """One evaluation of one image of 4 x 6 tokens, rows and attention by hand; a mask leaves the
+    pooled text alone.
+    """
     mask = torch.rand(1, 32, 48, generator=torch.Generator().manual_seed(1)) if masked else None
-    placed = torch.ones(24, 1) if mask is None else torch.nn.functional.interpolate(mask[None], (4, 6), mode="area")
+    placed = (
+        torch.ones(24, 1)
+        if mask is None
+        else torch.nn.functional.interpolate(mask[None], (4, 6), mode="area")
+    )
     placed = placed.reshape(24, 1)
     pooled, other = (one[0][1]["pooled_output"] for one in (words.positive, words.changed))
 
@@ -147,7 +168,9 @@ def test_strength_2_by_the_definition(words, masked):
         conditions["c_crossattn"] = torch.cat((words.positive[0][0], words.changed[0][0]))
         moved = pooled if masked else pooled + 2 * (other - pooled)
         conditions["y"] = moved.expand(2, -1)
-        return apply_model(args["input"].expand(2, -1, -1, -1), args["timestep"].expand(2), **conditions)[:1]
+        return apply_model(
+            args["input"].expand(2, -1, -1, -1), args["timestep"].expand(2), **conditions
+        )[:1]
 
     by_hand = words.model.clone()
     by_hand.set_model_unet_function_wrapper(twice)
@@ -160,7 +183,9 @@ def test_strength_2_by_the_definition(words, masked):
 
 
 def test_patches_of_other_nodes_survive(words):
-    """A block's replacement that changes what comes out, and an attention of another node, on either side."""
+    """A block's replacement that changes what comes out, and an attention of another node, on
+    either side.
+    """
 
     def replaced(args, extra):
         out = extra["original_block"]({**args, "img": args["img"] * 1.02})
@@ -204,18 +229,24 @@ def test_two_nodes_and_texts_of_other_models_are_refused(words, app):
         words.samples(words.edit("hoodie -> shirt: 1", words.edit(f"{EDIT}1")))
     clip = app.run("GBX_LoadDemoModel", weights="avatars-v2")[1]
     with pytest.raises(ValueError, match="CLIP of the model"):
-        words.edit(f"{EDIT}1", clip=clip)
+        words.samples(words.edit(f"{EDIT}1", clip=clip))
 
 
 def test_operations_are_those_of_as_many_further_rows(words):
-    """Away from the prompt one row for each image, else two, beside the two rows of a step with CFG."""
-    from torch.utils.flop_counter import FlopCounterMode  # imports Triton, which kernel tests want interpreted
+    """Away from the prompt one row for each image, else two, beside the two rows of a step with
+    CFG.
+    """
+    from torch.utils.flop_counter import (
+        FlopCounterMode,
+    )  # imports Triton, which kernel tests want interpreted
 
     def count(model):
         with FlopCounterMode(display=False) as counter:
             words.samples(model, steps=1)
         return counter.get_total_flops()
 
+    for prompt in (PROMPT, ""):  # where text and image stand is found once
+        words.samples(words.edit(f"{EDIT}2", prompt=prompt), steps=1)
     plain = count(words.model)
     one, two = (count(words.edit(f"{EDIT}2", prompt=prompt)) / plain - 1 for prompt in (PROMPT, ""))
     assert 0.4 < one < 0.52 and 0.8 < two < 1.04

@@ -1,4 +1,6 @@
-"""Activation Patching: a run becomes another one, in the right rows, places and steps; the map says which IDs do it."""
+"""Activation Patching: a run becomes another one, in the right rows, places and steps; the map says
+which IDs do it.
+"""
 
 import pytest
 import torch
@@ -15,7 +17,9 @@ def demo(app):
 
 @pytest.fixture(scope="module")
 def other_prompt(demo):
-    return demo.app.run("CLIPTextEncode", clip=demo.clip, text="portrait, black hair, sunglasses")[0]
+    return demo.app.run("CLIPTextEncode", clip=demo.clip, text="portrait, black hair, sunglasses")[
+        0
+    ]
 
 
 def source_run(world, positive, ids, steps="all", rows="both", latent=None):
@@ -26,7 +30,11 @@ def source_run(world, positive, ids, steps="all", rows="both", latent=None):
 def patched(world, recording, latent, model=None, **changes):
     given = {"ids": "*", "patched_steps": "all", "strength": 1.0, **changes}
     return world.app.run(
-        "GBX_ActivationPatching", model=model or world.model, recording=recording, latent=latent, **given
+        "GBX_ActivationPatching",
+        model=model or world.model,
+        recording=recording,
+        latent=latent,
+        **given,
     )
 
 
@@ -40,7 +48,9 @@ def test_strength_0_and_an_empty_mask_are_bit_equal(demo, other_prompt, changes)
 @pytest.mark.parametrize("ids", [SPATIAL, TOKENS, f"{SPATIAL}\n{TOKENS}"])
 def test_a_run_patched_with_itself_is_bit_equal(demo, ids):
     recording, samples = source_run(demo, demo.positive, ids)
-    assert torch.equal(demo.sample(patched(demo, recording, samples)[0])["samples"], samples["samples"])
+    assert torch.equal(
+        demo.sample(patched(demo, recording, samples)[0])["samples"], samples["samples"]
+    )
 
 
 @pytest.mark.parametrize("sampler", ["euler", "dpmpp_2m"])
@@ -54,12 +64,16 @@ def test_the_networks_output_makes_the_source_image(demo, other_prompt, sampler)
 
 
 @pytest.mark.parametrize("id_", [SPATIAL, TOKENS])
-@pytest.mark.parametrize(("rows", "changed"), [("conditional", [0]), ("unconditional", [1]), ("both", [0, 1])])
+@pytest.mark.parametrize(
+    ("rows", "changed"), [("conditional", [0]), ("unconditional", [1]), ("both", [0, 1])]
+)
 def test_activations_are_mixed_in_the_recorded_rows(demo, other_prompt, id_, rows, changed):
     latent = demo.latent(1)
     runs = [source_run(demo, text, id_, latent=latent) for text in (other_prompt, demo.positive)]
     theirs, own = (demo.read(*run)[0].tensors[id_] for run in runs)
-    model, _ = patched(demo, *source_run(demo, other_prompt, id_, rows=rows, latent=latent), strength=0.25)
+    model, _ = patched(
+        demo, *source_run(demo, other_prompt, id_, rows=rows, latent=latent), strength=0.25
+    )
     watching, seen = demo.record("0", "both", id_, model=model)
     found = demo.read(seen, demo.sample(watching, latent))[0].tensors[id_]
     expected = own.clone()
@@ -89,7 +103,8 @@ def test_only_the_selected_steps_are_patched(demo, other_prompt):
     plain_run = demo.sample(plain_model)
     same = [
         torch.equal(
-            demo.read(seen, patched_run, step)[0].tensors[OUT], demo.read(plain, plain_run, step)[0].tensors[OUT]
+            demo.read(seen, patched_run, step)[0].tensors[OUT],
+            demo.read(plain, plain_run, step)[0].tensors[OUT],
         )
         for step in range(STEPS)
     ]
@@ -101,7 +116,9 @@ def test_one_recorded_image_patches_all(demo, other_prompt):
     recording, samples = source_run(demo, other_prompt, OUT, latent=demo.latent(1))
     result = demo.sample(patched(demo, recording, samples)[0], demo.latent(3))["samples"]
     assert len(result) == 3
-    watching, seen = demo.record("last", "conditional", OUT, model=patched(demo, recording, samples)[0])
+    watching, seen = demo.record(
+        "last", "conditional", OUT, model=patched(demo, recording, samples)[0]
+    )
     tensor = demo.read(seen, demo.sample(watching, demo.latent(3)))[0].tensors[OUT]
     assert torch.equal(tensor[0], tensor[2])
 
@@ -113,7 +130,9 @@ def test_recordings_that_do_not_fit_are_refused(demo, other_prompt):
     model, _ = patched(demo, recording, samples)
     with pytest.raises(ValueError, match="has 3 steps, and this one 5"):
         demo.sample(model, steps=5)
-    with pytest.raises(ValueError, match="2 images of 8 x 8 positions, and this run has 2 images of 12 x 8"):
+    with pytest.raises(
+        ValueError, match="2 images of 8 x 8 positions, and this run has 2 images of 12 x 8"
+    ):
         demo.sample(model, demo.latent(height=192))
     with pytest.raises(ValueError, match="2 images of 8 x 8 positions, and this run has 3 images"):
         demo.sample(model, demo.latent(3))
@@ -124,10 +143,19 @@ def test_recordings_that_do_not_fit_are_refused(demo, other_prompt):
 
 def test_the_map_is_the_restored_fraction_of_each_id(demo, other_prompt):
     (latent,) = demo.app.run("EmptyLatentImage", width=128, height=128, batch_size=2)
-    given = {"preset": "custom_ids", "ids": f"{SPATIAL}\n{OUT}", "patched_steps": "all", "precision": "fp32"}
+    given = {
+        "preset": "custom_ids",
+        "ids": f"{SPATIAL}\n{OUT}",
+        "patched_steps": "all",
+        "precision": "fp32",
+    }
     given |= {"seed": 7, "steps": STEPS, "cfg": 3.0, "negative": demo.negative, "latent": latent}
     figure, network, report, ids, found = demo.app.run(
-        "GBX_PatchingMap", model=demo.model, source_positive=other_prompt, positive=demo.positive, **given
+        "GBX_PatchingMap",
+        model=demo.model,
+        source_positive=other_prompt,
+        positive=demo.positive,
+        **given,
     )
     source, target, partly, whole = found["samples"].split(2)
     assert torch.equal(whole, source)
@@ -139,5 +167,9 @@ def test_the_map_is_the_restored_fraction_of_each_id(demo, other_prompt):
     assert figure.shape[0] == network.shape[0] == 1
     with pytest.raises(ValueError, match="Both prompts give the same image"):
         demo.app.run(
-            "GBX_PatchingMap", model=demo.model, source_positive=demo.positive, positive=demo.positive, **given
+            "GBX_PatchingMap",
+            model=demo.model,
+            source_positive=demo.positive,
+            positive=demo.positive,
+            **given,
         )

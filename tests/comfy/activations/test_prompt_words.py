@@ -1,7 +1,8 @@
-"""Words of a hundred kinds of prompts and their tokens, in the tokenizers of CLIP, T5 and Qwen, and embeddings by name.
+"""Words of a hundred kinds of prompts and their tokens, in the tokenizers of CLIP, T5 and Qwen, and
+embeddings by name.
 
-The words are written down in tests/data/prompt_words.json. That a word has the right tokens is read from the
-tokenizer's own decoding of them, which knows nothing of how they were found.
+The words are written down in tests/data/prompt_words.json. That a word has the right tokens is read
+from the tokenizer's own decoding of them, which knows nothing of how they were found.
 """
 
 import importlib
@@ -37,7 +38,9 @@ def text_model(name, **given):
     module, kind, own = TOKENIZERS[name]
     tokenizer = getattr(importlib.import_module(module), kind)(**given)
     clip = types.SimpleNamespace(
-        tokenizer=tokenizer, tokenize=tokenizer.tokenize_with_weights, cond_stage_model=types.SimpleNamespace()
+        tokenizer=tokenizer,
+        tokenize=tokenizer.tokenize_with_weights,
+        cond_stage_model=types.SimpleNamespace(),
     )
     return clip, getattr(tokenizer, own)
 
@@ -70,7 +73,9 @@ def test_every_word_of_a_hundred_prompts_is_found_with_its_tokens(reader, name):
             ids = tokens_at(clip, case["prompt"], positions)
             again = plain(own.tokenizer.decode(ids))
             times = again.count(plain(word)) if plain(word) else 1
-            if (unknown not in ids or name == "clip") and (not times or again != plain(word) * times):
+            if (unknown not in ids or name == "clip") and (
+                not times or again != plain(word) * times
+            ):
                 wrong.append((case["prompt"], word, again))
     assert not wrong, (len(wrong), wrong)
     assert len(refused) <= REFUSED, refused
@@ -111,7 +116,9 @@ def test_tokens_around_the_text(reader):
         reader(text_model("t5")[0], "a red cat", "<start>")
 
 
-@pytest.mark.parametrize("prompt", ["a embedding:mine hat", "embedding:mine, hat", "a (embedding:mine:1.2) hat"])
+@pytest.mark.parametrize(
+    "prompt", ["a embedding:mine hat", "embedding:mine, hat", "a (embedding:mine:1.2) hat"]
+)
 def test_an_embedding_is_a_word_by_its_name(reader, tmp_path, prompt):
     torch.save({"emb_params": torch.randn(3, 768)}, tmp_path / "mine.pt")
     clip, _ = text_model("clip", embedding_directory=str(tmp_path))

@@ -1,4 +1,6 @@
-"""Through ComfyUI's own queue: without a cache, again and again, and with a ControlNet on the conditioning."""
+"""Through ComfyUI's own queue: without a cache, again and again, and with a ControlNet on the
+conditioning.
+"""
 
 import checkpoint_runs
 import newer
@@ -39,14 +41,22 @@ PROMPT = {
             "scheduler": "normal",
         },
     ),
-    "read": ("GBX_ReadActivations", {"recording": ["record", 1], "latent": ["sample", 0], "step_index": 0}),
-    "save": ("GBX_SaveActivations", {"activations": ["read", 0], "filename_prefix": "queue/features"}),
+    "read": (
+        "GBX_ReadActivations",
+        {"recording": ["record", 1], "latent": ["sample", 0], "step_index": 0},
+    ),
+    "save": (
+        "GBX_SaveActivations",
+        {"activations": ["read", 0], "filename_prefix": "queue/features"},
+    ),
 }
 
 
 @pytest.fixture(params=["CLASSIC", "NONE", "RAM_PRESSURE"])
 def queue(app, request):
-    """Runs the prompt with changes in one executor, as ComfyUI does when a person queues again and again."""
+    """Runs the prompt with changes in one executor, as ComfyUI does when a person queues again and
+    again.
+    """
     executor = newer.executor(request.param)
 
     def run(**changes):
@@ -55,7 +65,9 @@ def queue(app, request):
             for name, (kind, inputs) in PROMPT.items()
         }
         executor.execute(prompt, "test", {}, ["save"])
-        assert executor.success, [data for kind, data in executor.status_messages if kind == "execution_error"]
+        assert executor.success, [
+            data for kind, data in executor.status_messages if kind == "execution_error"
+        ]
 
     return run
 
@@ -72,9 +84,14 @@ def test_queueing_again(app, queue, tmp_path, monkeypatch):
     queue(save={"filename_prefix": "queue/features "})
     queue(sample={"seed": 2})
     queue(read={"step_index": -1}, sample={"seed": 1})
-    first, again = saved(app, 1), app.run("GBX_LoadActivations", file="queue/features _00001_.safetensors")[0]
+    first, again = (
+        saved(app, 1),
+        app.run("GBX_LoadActivations", file="queue/features _00001_.safetensors")[0],
+    )
     other, back = saved(app, 2), saved(app, 3)
-    assert torch.equal(again.tensors[IDS], first.tensors[IDS]) and torch.equal(back.tensors[IDS], first.tensors[IDS])
+    assert torch.equal(again.tensors[IDS], first.tensors[IDS]) and torch.equal(
+        back.tensors[IDS], first.tensors[IDS]
+    )
     assert not torch.equal(other.tensors[IDS], first.tensors[IDS])
 
 
@@ -93,7 +110,9 @@ def controlled(app):
     with torch.inference_mode(False), torch.no_grad():
         network = ControlNet(**config, hint_channels=3, operations=ops.manual_cast, device="cpu")
         reduced.fill(network, torch.Generator().manual_seed(1))
-    control = controlnet.ControlNet(network, load_device=torch.device("cpu"), manual_cast_dtype=torch.float32)
+    control = controlnet.ControlNet(
+        network, load_device=torch.device("cpu"), manual_cast_dtype=torch.float32
+    )
     hint = torch.rand(1, 64, 64, 3, generator=torch.Generator().manual_seed(2))
     positive, _ = app.run(
         "ControlNetApplyAdvanced",
@@ -109,7 +128,9 @@ def controlled(app):
 
 
 def test_a_controlnet_takes_part(controlled):
-    """It adds to the skip connections: the down-stage stays, the up-stage changes; recording still changes nothing."""
+    """It adds to the skip connections: the down-stage stays, the up-stage changes; recording still
+    changes nothing.
+    """
     world, positive = controlled
     ids, latent = "down-level3-repeat1-res-out\nup-level0-repeat0-res-out", world.latent(1, 64, 64)
     plain = world.tap(ids, latent=latent).tensors
@@ -126,11 +147,16 @@ def test_a_controlnet_takes_part(controlled):
 
 @pytest.mark.parametrize("architecture", ["sd15", "flux"])
 def test_the_check_of_a_checkpoint(app, monkeypatch, tmp_path, architecture):
-    """What `run.py check` runs of this family, on random weights of a U-Net and of a transformer."""
+    """What `run.py check` runs of this family, on random weights of a U-Net and of a
+    transformer.
+    """
     from tools.launcher import check
 
     prompt = check.activations("mine.safetensors")
-    known = {entry["class_type"]: described(app.classes[entry["class_type"]]) for entry in prompt.values()}
+    known = {
+        entry["class_type"]: described(app.classes[entry["class_type"]])
+        for entry in prompt.values()
+    }
     prompt = checkpoint_runs.cut(check.completed(prompt, known))
     if architecture == "flux":
         prompt["4"]["class_type"] = "EmptySD3LatentImage"
@@ -142,4 +168,8 @@ def test_the_check_of_a_checkpoint(app, monkeypatch, tmp_path, architecture):
 
 
 def described(node):
-    return node.GET_NODE_INFO_V1() if hasattr(node, "GET_NODE_INFO_V1") else {"input": node.INPUT_TYPES()}
+    return (
+        node.GET_NODE_INFO_V1()
+        if hasattr(node, "GET_NODE_INFO_V1")
+        else {"input": node.INPUT_TYPES()}
+    )

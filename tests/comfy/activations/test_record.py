@@ -1,4 +1,6 @@
-"""Activation Recorder and Get Recorded Activations: bit-equal images, the right steps and rows, no leaks."""
+"""Activation Recorder and Get Recorded Activations: bit-equal images, the right steps and rows, no
+leaks.
+"""
 
 import pytest
 import torch
@@ -19,7 +21,12 @@ def test_recorded_images_are_bit_equal(demo, sampler):
     assert torch.equal(plain["samples"], recorded["samples"])
     activations, step, report = demo.read(recording, recorded, -1)
     assert step == 2 and "Recorded steps 0, 1, 2 of 3" in report
-    assert [(row.image, row.conditional) for row in activations.rows] == [(0, True), (1, True), (0, False), (1, False)]
+    assert [(row.image, row.conditional) for row in activations.rows] == [
+        (0, True),
+        (1, True),
+        (0, False),
+        (1, False),
+    ]
     assert hooks_left(demo.model) == 0
 
 
@@ -37,13 +44,19 @@ def test_a_large_run_says_after_its_first_step_what_it_will_keep(demo, monkeypat
 
 
 def test_conditional_rows_of_a_recording_are_those_of_a_tap(demo):
-    """The first step of a run sees the start noise; a tap at that noise level with that seed sees the same."""
+    """The first step of a run sees the start noise; a tap at that noise level with that seed sees
+    the same.
+    """
     ids = "up-level1-repeat0-res-out"
     empty = {"samples": torch.zeros_like(demo.latent()["samples"])}
     recording_model, recording = demo.record("0", "conditional", ids)
-    first, _, _ = demo.read(recording, demo.sample(recording_model, empty, scheduler="simple", denoise=0.5, steps=4))
+    first, _, _ = demo.read(
+        recording, demo.sample(recording_model, empty, scheduler="simple", denoise=0.5, steps=4)
+    )
     tapped = demo.tap(ids, latent=empty, noise_unit="sigma", level=first.sigma, seed=7)
-    assert (tapped.tensors[ids] - first.tensors[ids]).abs().max() < 1e-4 * first.tensors[ids].abs().max()
+    assert (tapped.tensors[ids] - first.tensors[ids]).abs().max() < 1e-4 * first.tensors[
+        ids
+    ].abs().max()
 
 
 class Reads(TorchFunctionMode):
@@ -67,7 +80,9 @@ class Reads(TorchFunctionMode):
 
 
 def test_a_recorder_fetches_one_number_per_evaluation(demo):
-    """The noise level; besides, the schedule twice per run, and the timesteps of the recorded steps after it."""
+    """The noise level; besides, the schedule twice per run, and the timesteps of the recorded steps
+    after it.
+    """
     recording_model, _ = demo.record(ids="*-res-out")
     counts = []
     for model in (demo.model, demo.model, recording_model):  # the first one loads the model
@@ -79,7 +94,9 @@ def test_a_recorder_fetches_one_number_per_evaluation(demo):
 
 @pytest.mark.parametrize("sampler", ["euler", "heun", "dpm_2", "dpmpp_2s_ancestral"])
 def test_a_step_is_recorded_as_the_sampler_begins_it(demo, sampler):
-    """Higher orders also evaluate ahead and between; the step's own evaluation is of x at its beginning."""
+    """Higher orders also evaluate ahead and between; the step's own evaluation is of x at its
+    beginning.
+    """
     import comfy.sample
 
     began = {}
@@ -113,7 +130,9 @@ def test_an_evaluation_after_the_main_one_is_left_out(demo):
 
     def again(args):
         conds, options = [args["cond"]], args["model_options"]
-        comfy.samplers.calc_cond_batch(args["model"], conds, args["input"] * 0, args["sigma"], options)
+        comfy.samplers.calc_cond_batch(
+            args["model"], conds, args["input"] * 0, args["sigma"], options
+        )
         return args["denoised"]
 
     guided = recording_model.clone()
@@ -124,36 +143,56 @@ def test_an_evaluation_after_the_main_one_is_left_out(demo):
 
 def test_samplercustomadvanced_is_recorded(demo):
     run, (recording_model, recording) = demo.app.run, demo.record("last")
-    (guider,) = run("CFGGuider", model=recording_model, positive=demo.positive, negative=demo.negative, cfg=3.0)
-    (sigmas,) = run("BasicScheduler", model=recording_model, scheduler="normal", steps=3, denoise=1.0)
-    (sampler,), (noise,) = run("KSamplerSelect", sampler_name="euler"), run("RandomNoise", noise_seed=1)
+    (guider,) = run(
+        "CFGGuider", model=recording_model, positive=demo.positive, negative=demo.negative, cfg=3.0
+    )
+    (sigmas,) = run(
+        "BasicScheduler", model=recording_model, scheduler="normal", steps=3, denoise=1.0
+    )
+    (sampler,), (noise,) = (
+        run("KSamplerSelect", sampler_name="euler"),
+        run("RandomNoise", noise_seed=1),
+    )
     output, _ = run(
-        "SamplerCustomAdvanced", noise=noise, guider=guider, sampler=sampler, sigmas=sigmas, latent_image=demo.latent()
+        "SamplerCustomAdvanced",
+        noise=noise,
+        guider=guider,
+        sampler=sampler,
+        sigmas=sigmas,
+        latent_image=demo.latent(),
     )
     assert demo.read(recording, output)[1] == 2
 
 
 def test_two_recorders_side_by_side(demo):
     first_model, first = demo.record("0", "conditional", "up-level0-repeat0-res-out")
-    both, second = demo.record("last", "unconditional", "up-level1-repeat0-vit-block0-self-q", model=first_model)
+    both, second = demo.record(
+        "last", "unconditional", "up-level1-repeat0-vit-block0-self-q", model=first_model
+    )
     samples = demo.sample(both)
     one, step_one, _ = demo.read(first, samples)
     two, step_two, _ = demo.read(second, samples)
     assert (list(one.tensors), step_one) == (["up-level0-repeat0-res-out"], 0)
     assert (list(two.tensors), step_two) == (["up-level1-repeat0-vit-block0-self-q"], 2)
-    assert {row.conditional for row in one.rows} == {True} and {row.conditional for row in two.rows} == {False}
+    assert {row.conditional for row in one.rows} == {True} and {
+        row.conditional for row in two.rows
+    } == {False}
 
 
 def test_a_recording_belongs_to_its_latent(demo):
     recording_model, recording = demo.record("last")
     first, second = (demo.sample(recording_model, seed=seed) for seed in (1, 2))
-    assert not torch.equal(*(next(iter(demo.read(recording, one)[0].tensors.values())) for one in (first, second)))
+    assert not torch.equal(
+        *(next(iter(demo.read(recording, one)[0].tensors.values())) for one in (first, second))
+    )
     with pytest.raises(ValueError, match="No recorded run produced this latent"):
         demo.read(recording, demo.latent())
 
 
 def test_a_recorder_that_was_made_again_finds_what_the_result_keeps(demo):
-    """With --cache-lru ComfyUI may keep a sampler's result and make its recorder again, which knows of no run."""
+    """With --cache-lru ComfyUI may keep a sampler's result and make its recorder again, which knows
+    of no run.
+    """
     model, recording = demo.record("0,2")
     samples = demo.sample(model)
     before, *_ = demo.read(recording, samples)
@@ -162,7 +201,10 @@ def test_a_recorder_that_was_made_again_finds_what_the_result_keeps(demo):
     assert all(torch.equal(value, again.tensors[id_]) for id_, value in before.tensors.items())
     copied = {"samples": samples["samples"].clone()}
     for recorder, latent in ((demo.record("0,1")[1], samples), (demo.record("0,2")[1], copied)):
-        with pytest.raises(ValueError, match=r"has no run: .* kept the sampler's result .* change the sampler's seed"):
+        with pytest.raises(
+            ValueError,
+            match=r"has no run: .* kept the sampler's result .* change the sampler's seed",
+        ):
             demo.read(recorder, latent)
 
 

@@ -20,12 +20,18 @@ def reduced_world(app, request):
 
 
 def outputs_by_hand(world, latent, sigma, seed, modules):
-    """What plain forward hooks see when the network is called directly: no clone, no wrapper, no sampler."""
+    """What plain forward hooks see when the network is called directly: no clone, no wrapper, no
+    sampler.
+    """
     model, caught, handles = world.model.model, {}, []
     network = model.diffusion_model
     for name in modules:
         module = network.get_submodule(name)
-        handles.append(module.register_forward_hook(lambda m, a, out, name=name: caught.update({name: out.clone()})))
+        handles.append(
+            module.register_forward_hook(
+                lambda m, a, out, name=name: caught.update({name: out.clone()})
+            )
+        )
     noise = torch.randn(latent.shape, generator=torch.Generator().manual_seed(seed))
     x = model.process_latent_in(latent) + noise * sigma
     conditions = model.extra_conds(
@@ -36,7 +42,9 @@ def outputs_by_hand(world, latent, sigma, seed, modules):
         width=latent.shape[3] * 8,
         height=latent.shape[2] * 8,
     )
-    kwargs = {key: value.process_cond(batch_size=len(latent)).cond for key, value in conditions.items()}
+    kwargs = {
+        key: value.process_cond(batch_size=len(latent)).cond for key, value in conditions.items()
+    }
     with torch.inference_mode():
         denoised = model.apply_model(x, torch.full((len(latent),), sigma), **kwargs)
     for handle in handles:
@@ -48,7 +56,9 @@ def test_values_are_bit_equal_to_plain_hooks(reduced_world):
     """Every activation of an SD1.5 and an SDXL topology; maps to 1e-6."""
     _, world = reduced_world
     latent = world.latent(2, 64, 64)
-    catalog = world.app.module("nodes.activations.catalog_unet").catalog(world.model.model.diffusion_model)
+    catalog = world.app.module("nodes.activations.catalog_unet").catalog(
+        world.model.model.diffusion_model
+    )
     tapped = world.tap("*", latent=latent, noise_unit="sigma", level=0.3)
     assert list(tapped.tensors) == [spec.id for spec in catalog]
     modules = [spec.module for spec in catalog if spec.kind in ("spatial", "tokens")]
@@ -62,7 +72,9 @@ def test_values_are_bit_equal_to_plain_hooks(reduced_world):
             assert torch.equal(value, plain), spec.id
             assert value.shape[1:] == (spec.channels, 8 // spec.scale, 8 // spec.scale)
         elif spec.kind == "mean":
-            assert (value.sum(1) - 1).abs().max() < 1e-2  # what bicubic interpolation takes below 0 is clamped
+            assert (
+                value.sum(1) - 1
+            ).abs().max() < 1e-2  # what bicubic interpolation takes below 0 is clamped
         elif spec.kind == "sides":
             assert (value.unflatten(1, (2, -1)).sum(2) - 1).abs().max() < 1e-4
         elif spec.kind == "map":
@@ -72,7 +84,9 @@ def test_values_are_bit_equal_to_plain_hooks(reduced_world):
 
 def test_a_residual_output_is_its_shortcut_and_its_increment(demo):
     tapped = demo.tap("down-level0-repeat0-res-*\nunet-after-conv-in")
-    increment, out = (tapped.tensors[f"down-level0-repeat0-res-{part}"] for part in ("increment", "out"))
+    increment, out = (
+        tapped.tensors[f"down-level0-repeat0-res-{part}"] for part in ("increment", "out")
+    )
     assert torch.equal(tapped.tensors["unet-after-conv-in"] + increment, out)
 
 
@@ -89,7 +103,9 @@ def test_the_papers_noise_level(app, monkeypatch, name, context, timestep, sigma
     monkeypatch.setitem(world.model.model.model_config.unet_config, "context_dim", context)
     tapped = world.tap("unet-in", latent=world.latent(1, 64, 64))
     assert tapped.timestep == timestep
-    assert tapped.sigma == pytest.approx(sigma, abs=2e-6)  # ComfyUI's schedule is a float32 product of 51 factors
+    assert tapped.sigma == pytest.approx(
+        sigma, abs=2e-6
+    )  # ComfyUI's schedule is a float32 product of 51 factors
     sampling, level = world.model.get_model_object("model_sampling"), torch.tensor([tapped.sigma])
     x = sampling.noise_scaling(level, torch.full((1, 1, 1, 1), 2.0), torch.ones(1, 1, 1, 1))
     assert sampling.calculate_input(level, x).item() == pytest.approx(seen, abs=1e-5)
@@ -106,8 +122,13 @@ def test_other_units_of_the_noise_level(demo):
 
 @pytest.mark.parametrize(("height", "width"), [(128, 64), (72, 200)])
 def test_non_square_images(demo, height, width):
-    tapped = demo.tap("up-level2-repeat0-*-self-k\nup-level2-repeat0-vit-out", latent=demo.latent(1, height, width))
-    assert {tuple(value.shape[-2:]) for value in tapped.tensors.values()} == {(height // 8, width // 8)}
+    tapped = demo.tap(
+        "up-level2-repeat0-*-self-k\nup-level2-repeat0-vit-out",
+        latent=demo.latent(1, height, width),
+    )
+    assert {tuple(value.shape[-2:]) for value in tapped.tensors.values()} == {
+        (height // 8, width // 8)
+    }
 
 
 def test_noise_samples_are_averaged(demo):
@@ -155,14 +176,18 @@ def test_stop_comes_before_the_next_evaluation(demo):
 
 
 def test_combined_conditioning_is_refused(demo):
-    (combined,) = demo.app.run("ConditioningCombine", conditioning_1=demo.positive, conditioning_2=demo.negative)
+    (combined,) = demo.app.run(
+        "ConditioningCombine", conditioning_1=demo.positive, conditioning_2=demo.negative
+    )
     with pytest.raises(ValueError, match="has several parts"):
         demo.tap("unet-out", positive=combined)
 
 
 def test_merged_tokens_are_refused(demo):
     merged = demo.model.clone()
-    merged.set_model_attn1_patch(lambda n, context, value, options: (n[:, ::2], n[:, ::2], n[:, ::2]))
+    merged.set_model_attn1_patch(
+        lambda n, context, value, options: (n[:, ::2], n[:, ::2], n[:, ::2])
+    )
     merged.set_model_attn1_output_patch(lambda n, options: n.repeat_interleave(2, 1))
     with pytest.raises(ValueError, match="another node merges or tiles tokens"):
         demo.tap("*-self-q", model=merged)
@@ -184,9 +209,13 @@ def test_either_latent_or_image_is_connected(demo, changes):
 
 def test_fp16_and_pooling_reduce_memory(demo):
     full = demo.tap("up-level2-repeat0-res-out").tensors["up-level2-repeat0-res-out"]
-    small = demo.tap("up-level2-repeat0-res-out", pool_size=4, precision="fp16").tensors["up-level2-repeat0-res-out"]
+    small = demo.tap("up-level2-repeat0-res-out", pool_size=4, precision="fp16").tensors[
+        "up-level2-repeat0-res-out"
+    ]
     assert small.shape[-2:] == (4, 4) and small.dtype == torch.float16
-    assert (small.float() - torch.nn.functional.avg_pool2d(full, 4)).abs().max() < 2e-3 * full.abs().max()
+    assert (
+        small.float() - torch.nn.functional.avg_pool2d(full, 4)
+    ).abs().max() < 2e-3 * full.abs().max()
     assert small.untyped_storage().nbytes() * 32 == full.untyped_storage().nbytes()
 
 
@@ -204,7 +233,12 @@ def slope(height, width):
     """An image (1, H, W, 3) whose red rises from left to right and whose green rises downward."""
     down, right = torch.linspace(0, 1, height), torch.linspace(0, 1, width)
     return torch.stack(
-        [right.expand(height, -1), down[:, None].expand(-1, width), torch.full((height, width), 0.5)], 2
+        [
+            right.expand(height, -1),
+            down[:, None].expand(-1, width),
+            torch.full((height, width), 0.5),
+        ],
+        2,
     )[None]
 
 
@@ -220,7 +254,9 @@ def slope(height, width):
     ],
 )
 def test_images_are_scaled_and_never_cut(demo, size, largest, expected):
-    """What is left out at the left and the top would shift every position; both edges of the image stay."""
+    """What is left out at the left and the top would shift every position; both edges of the image
+    stay.
+    """
     image = slope(*size)
     tapped, pixels = tap_image(demo, image, largest_size=largest)
     assert pixels.shape == (1, *expected, 3)
@@ -261,7 +297,13 @@ def test_files_of_every_kind_are_tapped_and_shown(demo, mode):
     Image.fromarray(pixels).convert(mode).save(f"{folder_paths.get_input_directory()}/kind.png")
     (loaded, _) = demo.app.run("LoadImage", image="kind.png")
     tapped, _ = tap_image(demo, loaded)
-    given = {"activations": tapped, "image": loaded, "image_index": 0, "points": "50%, 50%", "opacity": 0.5}
+    given = {
+        "activations": tapped,
+        "image": loaded,
+        "image_index": 0,
+        "points": "50%, 50%",
+        "opacity": 0.5,
+    }
     figure, mask = demo.app.run("GBX_ActivationSimilarity", **given)
     assert figure.shape[-1] == 3 and mask.shape == (1, 40, 64) and torch.isfinite(figure).all()
 
@@ -273,10 +315,14 @@ def test_the_memory_of_a_tap_is_known_before(reduced_world, ids, pool_size):
     app = world.app
     module = app.module("nodes.activations.tap")
     specs = app.module("nodes.activations.select_ids").select(
-        app.module("nodes.activations.catalog_unet").catalog(world.model.model.diffusion_model), "custom_ids", ids
+        app.module("nodes.activations.catalog_unet").catalog(world.model.model.diffusion_model),
+        "custom_ids",
+        ids,
     )
     specs = [spec for spec in specs if spec.id != "attn"]  # a join of several layers' maps
-    tapped = world.tap(",".join(spec.id for spec in specs), latent=world.latent(2, 128, 64), pool_size=pool_size)
+    tapped = world.tap(
+        ",".join(spec.id for spec in specs), latent=world.latent(2, 128, 64), pool_size=pool_size
+    )
     settings = module.TapSettings(pool_size=pool_size, dtype=torch.float32)
     tokens = world.positive[0][0].shape[1]
     expected = sum(one.nbytes for one in tapped.tensors.values())
@@ -287,7 +333,11 @@ def test_what_a_large_tap_takes_is_shown_before_it_begins(demo, monkeypatch):
     module, shown = demo.app.module("nodes.activations.tap_comfy"), []
     evaluate = module.host.evaluate
     monkeypatch.setattr(module, "logging", SimpleNamespace(info=lambda _, line: shown.append(line)))
-    monkeypatch.setattr(module.host, "evaluate", lambda *given: shown.append("evaluated") or evaluate(*given))
+    monkeypatch.setattr(
+        module.host,
+        "evaluate",
+        lambda *values, **names: shown.append("evaluated") or evaluate(*values, **names),
+    )
     demo.tap("unet-in", latent=demo.latent(1, 128, 128))
     assert shown == ["evaluated"]
     monkeypatch.setattr(module, "_MUCH", 0.5)
@@ -302,7 +352,13 @@ def test_what_a_large_tap_takes_is_shown_before_it_begins(demo, monkeypatch):
 def test_images_of_another_aspect_ratio_are_refused(demo):
     tapped, _ = tap_image(demo, slope(96, 128))
     given = {"activations": tapped, "image_index": 0, "points": "50%, 50%", "opacity": 0.5}
-    for size in ((96, 128), (48, 64), (93, 131)):  # the last one's cells are as square as they can be
+    for size in (
+        (96, 128),
+        (48, 64),
+        (93, 131),
+    ):  # the last one's cells are as square as they can be
         demo.app.run("GBX_ActivationSimilarity", image=slope(*size), **given)
-    with pytest.raises(ValueError, match=r"another aspect ratio\. Connect the images that were tapped"):
+    with pytest.raises(
+        ValueError, match=r"another aspect ratio\. Connect the images that were tapped"
+    ):
         demo.app.run("GBX_ActivationSimilarity", image=slope(128, 64), **given)

@@ -1,4 +1,6 @@
-"""A recorder never ends a run: what cannot be recorded is skipped, and Get Recorded Activations says why."""
+"""A recorder never ends a run: what cannot be recorded is skipped, and Get Recorded Activations
+says why.
+"""
 
 import uuid
 
@@ -18,9 +20,17 @@ def guided(demo, model, node_id, **conditionings):
     run = demo.app.run
     (guider,) = run(node_id, model=model, **conditionings)
     (sigmas,) = run("BasicScheduler", model=model, scheduler="normal", steps=2, denoise=1.0)
-    (sampler,), (noise,) = run("KSamplerSelect", sampler_name="euler"), run("RandomNoise", noise_seed=1)
+    (sampler,), (noise,) = (
+        run("KSamplerSelect", sampler_name="euler"),
+        run("RandomNoise", noise_seed=1),
+    )
     return run(
-        "SamplerCustomAdvanced", noise=noise, guider=guider, sampler=sampler, sigmas=sigmas, latent_image=demo.latent(1)
+        "SamplerCustomAdvanced",
+        noise=noise,
+        guider=guider,
+        sampler=sampler,
+        sigmas=sigmas,
+        latent_image=demo.latent(1),
     )[0]
 
 
@@ -33,7 +43,12 @@ def test_steps_that_easycache_skips_are_not_recorded(demo, recorder_first):
     """Its wrapper returns a cached output, and no module is called."""
 
     def cached(model):
-        given = {"reuse_threshold": 10.0, "start_percent": 0.2, "end_percent": 0.9, "verbose": False}
+        given = {
+            "reuse_threshold": 10.0,
+            "start_percent": 0.2,
+            "end_percent": 0.9,
+            "verbose": False,
+        }
         return demo.app.run("EasyCache", model=model, **given)[0]
 
     base = demo.model if recorder_first else cached(demo.model)
@@ -54,16 +69,23 @@ def test_regional_prompts_go_on_without_a_record(demo):
     model, recording = demo.record("all", "conditional")
     plain, recorded = (demo.sample(one, positive=regional) for one in (demo.model, model))
     assert torch.equal(plain["samples"], recorded["samples"])
-    with pytest.raises(ValueError, match=r"Nothing was recorded .* steps 0, 1, 2\. The conditioning has several parts"):
+    with pytest.raises(
+        ValueError,
+        match=r"Nothing was recorded .* steps 0, 1, 2\. The conditioning has several parts",
+    ):
         demo.read(recording, recorded)
 
 
 def copied_conditionings(model):
-    """A clone whose conditionings are evaluated as copies under ids of their own, as other nodes do."""
+    """A clone whose conditionings are evaluated as copies under ids of their own, as other nodes
+    do.
+    """
     from comfy.patcher_extension import WrappersMP
 
     def copied(executor, model, conds, *args):
-        return executor(model, [[{**entry, "uuid": uuid.uuid4()} for entry in group] for group in conds], *args)
+        return executor(
+            model, [[{**entry, "uuid": uuid.uuid4()} for entry in group] for group in conds], *args
+        )
 
     clone = model.clone()
     clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, "copies", copied)
@@ -75,12 +97,28 @@ def copied_conditionings(model):
 def test_rows_are_the_guiders_positive_and_negative(demo, guider, copies):
     """DualCFGGuider passes its negative conditioning first; PerpNegGuider has two negative ones."""
     base = copied_conditionings(demo.model) if copies else demo.model
-    first, second, negative = text(demo, "red hair, smiling"), text(demo, "beard"), text(demo, "sunglasses, hoodie")
+    first, second, negative = (
+        text(demo, "red hair, smiling"),
+        text(demo, "beard"),
+        text(demo, "sunglasses, hoodie"),
+    )
     if guider == "DualCFGGuider":
-        given = {"cond1": first, "cond2": second, "negative": negative, "cfg_conds": 3.0, "cfg_cond2_negative": 2.0}
+        given = {
+            "cond1": first,
+            "cond2": second,
+            "negative": negative,
+            "cfg_conds": 3.0,
+            "cfg_cond2_negative": 2.0,
+        }
         given["style"] = "regular"
     else:
-        given = {"positive": first, "negative": negative, "empty_conditioning": second, "cfg": 3.0, "neg_scale": 1.0}
+        given = {
+            "positive": first,
+            "negative": negative,
+            "empty_conditioning": second,
+            "cfg": 3.0,
+            "neg_scale": 1.0,
+        }
     ids = "up-level1-repeat0-vit-block0-out"
     model, recording = demo.record("0", "both", ids, model=base)
     plain, recorded = guided(demo, base, guider, **given), guided(demo, model, guider, **given)
@@ -96,7 +134,12 @@ def test_rows_are_the_guiders_positive_and_negative(demo, guider, copies):
 @pytest.mark.parametrize("name", ["SD3", "Chroma", "WAN21_T2V", "PixArtAlpha"])
 def test_texts_of_unequal_length_keep_their_lengths(app, name):
     model = tiny_transformers.model(name)
-    given = {**PATTERN, "ids": "*block1-cross-map\nattn-mean", "recorded_steps": "all", "rows": "both"}
+    given = {
+        **PATTERN,
+        "ids": "*block1-cross-map\nattn-mean",
+        "recorded_steps": "all",
+        "rows": "both",
+    }
     recording_model, recording = app.run("GBX_ActivationRecorder", model=model, **given)
     settings = {
         "seed": 7,
@@ -109,13 +152,21 @@ def test_texts_of_unequal_length_keep_their_lengths(app, name):
         "negative": tiny_transformers.conditioning(5),
         "latent_image": tiny_transformers.latent(model, 1, 26, 44),
     }
-    plain, recorded = (app.run("KSampler", model=one, **settings)[0] for one in (model, recording_model))
+    plain, recorded = (
+        app.run("KSampler", model=one, **settings)[0] for one in (model, recording_model)
+    )
     assert torch.equal(plain["samples"], recorded["samples"])
-    found = app.run("GBX_ReadActivations", recording=recording, latent=recorded, step_index=0, average=True)[0]
+    found = app.run(
+        "GBX_ReadActivations", recording=recording, latent=recorded, step_index=0, average=True
+    )[0]
     lengths = [row.text_tokens for row in found.rows]
     assert lengths[0] > lengths[1] > 0
     maps = found.tensors["attn-mean"]
-    assert maps.shape[1] == lengths[0] and not maps[1, lengths[1] :].any() and maps[1, : lengths[1]].any()
+    assert (
+        maps.shape[1] == lengths[0]
+        and not maps[1, lengths[1] :].any()
+        and maps[1, : lengths[1]].any()
+    )
 
 
 def test_a_module_that_another_node_takes_out_is_reported(demo, monkeypatch):
@@ -130,7 +181,11 @@ def test_a_module_that_another_node_takes_out_is_reported(demo, monkeypatch):
 def downscaled(demo, model):
     """Core's Kohya Deep Shrink: the first steps have smaller activations."""
     given = {"block_number": 1, "downscale_factor": 2.0, "start_percent": 0.0, "end_percent": 0.35}
-    given |= {"downscale_after_skip": True, "downscale_method": "bicubic", "upscale_method": "bicubic"}
+    given |= {
+        "downscale_after_skip": True,
+        "downscale_method": "bicubic",
+        "upscale_method": "bicubic",
+    }
     return demo.app.run("PatchModelAddDownscale", model=model, **given)[0]
 
 
@@ -139,7 +194,14 @@ def test_sizes_that_change_within_a_run_do_not_end_it(demo, mean_only):
     id_ = "down-level1-repeat0-res-out"
     model, recording = demo.app.run(
         "GBX_ActivationRecorder",
-        **{**PATTERN, "ids": id_, "recorded_steps": "all", "rows": "both", "mean_only": mean_only, "model": demo.model},
+        **{
+            **PATTERN,
+            "ids": id_,
+            "recorded_steps": "all",
+            "rows": "both",
+            "mean_only": mean_only,
+            "model": demo.model,
+        },
     )
     plain, samples = (demo.sample(downscaled(demo, one), steps=6) for one in (demo.model, model))
     assert torch.equal(plain["samples"], samples["samples"])
@@ -156,14 +218,19 @@ def test_the_recordings_of_a_long_list_are_all_there(demo):
     results = [demo.sample(model, demo.latent(1), seed=seed, steps=2) for seed in range(7)]
     first = demo.read(recording, results[0])[0].tensors
     again = demo.sample(model, demo.latent(1), seed=0, steps=2)
-    assert all(torch.equal(value, first[id_]) for id_, value in demo.read(recording, again)[0].tensors.items())
+    assert all(
+        torch.equal(value, first[id_])
+        for id_, value in demo.read(recording, again)[0].tensors.items()
+    )
     assert all(demo.read(recording, one)[1] == 1 for one in results)
 
 
 def test_beyond_its_bytes_a_recorder_says_what_it_gave_up(demo, monkeypatch):
     model, recording = demo.record("last", "conditional")
     results = [demo.sample(model, demo.latent(1), seed=0, steps=2)]
-    monkeypatch.setattr(demo.app.module("nodes.activations.recorder"), "KEPT_BYTES", 2 * recording._runs[0].bytes)
+    monkeypatch.setattr(
+        demo.app.module("nodes.activations.recorder"), "KEPT_BYTES", 2 * recording._runs[0].bytes
+    )
     results += [demo.sample(model, demo.latent(1), seed=seed, steps=2) for seed in (1, 2)]
     assert all(demo.read(recording, one)[1] == 1 for one in results[1:])
     with pytest.raises(ValueError, match=r"were given up: .* Record fewer steps"):
@@ -171,17 +238,31 @@ def test_beyond_its_bytes_a_recorder_says_what_it_gave_up(demo, monkeypatch):
 
 
 def test_an_adaptive_sampler_s_own_steps_are_counted(demo):
-    """Against the sampler's callback, of a run that makes another number of steps than its schedule has."""
+    """Against the sampler's callback, of a run that makes another number of steps than its schedule
+    has.
+    """
     import comfy.sample
 
     began = []
     latent = demo.latent(1)["samples"]
-    given = (torch.randn(latent.shape, generator=torch.Generator().manual_seed(0)), 3, 1.0, "dpm_adaptive", "normal")
+    given = (
+        torch.randn(latent.shape, generator=torch.Generator().manual_seed(0)),
+        3,
+        1.0,
+        "dpm_adaptive",
+        "normal",
+    )
     for selected in ("all", "last"):
         model, recording = demo.record(selected, "conditional", "unet-in")
         began.clear()
         samples = comfy.sample.sample(
-            model, *given, demo.positive, demo.negative, latent, seed=1, callback=lambda *step: began.append(step[0])
+            model,
+            *given,
+            demo.positive,
+            demo.negative,
+            latent,
+            seed=1,
+            callback=lambda *step: began.append(step[0]),
         )
         run = recording.run_of(samples)
         steps = tuple(range(len(began)))

@@ -49,7 +49,9 @@ def test_both_at_one_is_the_conditional_prediction(model, made):
     with watched(model) as seen:
         ours = sample(made(cfg=1.0), SIGMAS)
     assert all(call["rows"] == [0] for call in seen)
-    assert torch.equal(ours, sample(guider(model, prompt("sdxl", **REQUESTED), prompt("sdxl", 1), 1.0), SIGMAS))
+    assert torch.equal(
+        ours, sample(guider(model, prompt("sdxl", **REQUESTED), prompt("sdxl", 1), 1.0), SIGMAS)
+    )
 
 
 @pytest.mark.parametrize(("cfg", "strength"), [(3.0, 0.4), (3.0, 2.5), (1.0, 0.5), (0.5, 0.5)])
@@ -65,12 +67,16 @@ def test_between_it_is_dual_cfg(app, model, made, cfg, strength):
         style="regular",
     )[0]
     ours, theirs = sample(made(cfg=cfg, metadata_strength=strength), SIGMAS), sample(dual, SIGMAS)
-    assert torch.allclose(ours, theirs, atol=1e-4 * float(theirs.abs().max()))  # another order of the same sum
+    assert torch.allclose(
+        ours, theirs, atol=1e-4 * float(theirs.abs().max())
+    )  # another order of the same sum
 
 
 def test_one_evaluation_is_affine_in_the_strength(made):
     one_step = [1.6156, 0.0]
-    low, middle, high = (sample(made(metadata_strength=value), one_step) for value in (0.0, 0.5, 1.0))
+    low, middle, high = (
+        sample(made(metadata_strength=value), one_step) for value in (0.0, 0.5, 1.0)
+    )
     assert torch.allclose(middle, (low + high) / 2, atol=1e-4 * float(high.abs().max()))
     further = sample(made(metadata_strength=2.0), one_step)
     assert torch.allclose(further, low + 2 * (high - low), atol=1e-4 * float(high.abs().max()))
@@ -94,7 +100,15 @@ def test_no_more_evaluations_than_the_strengths_ask_for(model, made, choice, row
 
 def test_only_the_chosen_fields_are_the_reference_s(model, made):
     with watched(model) as seen:
-        sample(made(fields="original_size", metadata_strength=0.5, reference_width=300, reference_height=200), SIGMAS)
+        sample(
+            made(
+                fields="original_size",
+                metadata_strength=0.5,
+                reference_width=300,
+                reference_height=200,
+            ),
+            SIGMAS,
+        )
     rows = dict(zip(seen[0]["rows"], seen[0]["y"], strict=True))
 
     def expected_row(number, **metadata):
@@ -127,14 +141,18 @@ def test_strength_is_continuous_under_a_cfg_patch(app, model, made):
     """RescaleCFG sees the whole guidance: near strength 1 it gives what strength 1 gives."""
     patched = app.run("RescaleCFG", model=model, multiplier=0.7)[0]
     step = [1.6156, 0.0]
-    low, near, high = (sample(made(model=patched, metadata_strength=value), step) for value in (0.0, 0.999, 1.0))
+    low, near, high = (
+        sample(made(model=patched, metadata_strength=value), step) for value in (0.0, 0.999, 1.0)
+    )
     assert float((near - high).abs().max()) < 0.02 * float((high - low).abs().max())
 
 
 def test_pre_cfg_functions_see_the_blended_condition(model, made):
     seen = []
     clone = model.clone()
-    clone.model_options["sampler_pre_cfg_function"] = [lambda args: seen.append(args["conds_out"]) or args["conds_out"]]
+    clone.model_options["sampler_pre_cfg_function"] = [
+        lambda args: seen.append(args["conds_out"]) or args["conds_out"]
+    ]
     sample(made(model=clone, metadata_strength=0.5), [1.6156, 0.0])
     assert [len(predictions) for predictions in seen] == [2]
 
@@ -152,7 +170,9 @@ def test_a_negative_prompt_without_metadata_stays_stock(model, made):
 def test_it_takes_part_in_post_cfg_functions(model, made):
     seen = []
     clone = model.clone()
-    clone.set_model_sampler_post_cfg_function(lambda args: seen.append(args["cond_scale"]) or args["denoised"])
+    clone.set_model_sampler_post_cfg_function(
+        lambda args: seen.append(args["cond_scale"]) or args["denoised"]
+    )
     sample(made(model=clone, metadata_strength=0.5), [1.6156, 0.0])
     sample(made(model=clone), [1.6156, 0.0])
     assert seen == [CFG, CFG]

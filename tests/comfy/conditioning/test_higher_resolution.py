@@ -1,4 +1,6 @@
-"""Higher Resolution on ComfyUI's own networks: rotary positions of transformers, features of U-Nets."""
+"""Higher Resolution on ComfyUI's own networks: rotary positions of transformers, features of
+U-Nets.
+"""
 
 from types import SimpleNamespace
 
@@ -68,7 +70,9 @@ def test_rotary_up_to_the_base_or_without_strength_is_stock(higher, transformer)
 
 
 def test_rotations_are_those_of_core_with_a_larger_base(higher, transformer):
-    """NTK at noise t: core's rope() with theta' = theta s^(kappa D / (D - 2)), for rows and for columns apart."""
+    """NTK at noise t: core's rope() with theta' = theta s^(kappa D / (D - 2)), for rows and for
+    columns apart.
+    """
     from comfy.ldm.flux.math import rope
     from comfy.patcher_extension import WrappersMP
 
@@ -76,7 +80,9 @@ def test_rotations_are_those_of_core_with_a_larger_base(higher, transformer):
     embedder = getattr(network, "pe_embedder", None) or network.rope_embedder
 
     def watched(executor, *args, **kwargs):
-        handle = embedder.register_forward_hook(lambda module, args, output: seen.append((args[0], output)))
+        handle = embedder.register_forward_hook(
+            lambda module, args, output: seen.append((args[0], output))
+        )
         try:
             return executor(*args, **kwargs)
         finally:
@@ -103,12 +109,18 @@ def test_controlnets_with_rotary_positions_follow(higher, app):
     model = tiny_transformers.model("Flux")
     moved = higher(model)
     (wrapper,) = moved.get_all_wrappers(WrappersMP.CALC_COND_BATCH)
-    control = SimpleNamespace(pe_embedder=EmbedND(32, 10000, [8, 12, 12]))
+    control = torch.nn.Module()
+    control.pe_embedder = EmbedND(32, 10000, [8, 12, 12])
     conds = [[{"control": SimpleNamespace(control_model=control, previous_controlnet=None)}]]
     ids = torch.arange(10.0)[None, :, None].expand(1, -1, 3)
     stock = control.pe_embedder(ids)
     inside = wrapper(
-        lambda *_: control.pe_embedder(ids), moved.model, conds, torch.zeros(1, 16, 12, 12), torch.tensor([1.0]), {}
+        lambda *_: control.pe_embedder(ids),
+        moved.model,
+        conds,
+        torch.zeros(1, 16, 12, 12),
+        torch.tensor([1.0]),
+        {},
     )
     assert torch.equal(inside[..., :4, :, :], stock[..., :4, :, :])
     assert not torch.equal(inside, stock)
@@ -124,14 +136,18 @@ def test_a_unet_is_stock_up_to_the_base_and_without_downscale(higher, unet):
     stock = denoised(unet)
     assert torch.equal(denoised(higher(unet, base_size=128)), stock)
     assert torch.equal(denoised(higher(unet, downscale_end_percent=0.0)), stock)
-    assert torch.equal(denoised(higher(unet), sigma=0.5), denoised(unet, sigma=0.5))  # beyond half of the run
+    assert torch.equal(
+        denoised(higher(unet), sigma=0.5), denoised(unet, sigma=0.5)
+    )  # beyond half of the run
     assert not torch.equal(denoised(higher(unet)), stock)
     assert torch.equal(denoised(unet), stock)
 
 
 @pytest.mark.parametrize(("base", "factor"), [(64, 2.0), (80, 1.6)])
 def test_features_are_those_of_core_s_downscale_by_the_ratio(app, higher, unet, base, factor):
-    """PatchModelAddDownscale behind input block 3, the first downsampling of SDXL, bicubic both ways."""
+    """PatchModelAddDownscale behind input block 3, the first downsampling of SDXL, bicubic both
+    ways.
+    """
     core = app.run(
         "PatchModelAddDownscale",
         model=unet,
@@ -152,9 +168,15 @@ def test_with_a_latent_the_noise_follows_the_size(app, unet):
     sigmas = [patcher.get_model_object("model_sampling").sigmas for patcher in (moved, unet)]
     assert torch.allclose(sigmas[0], 2 * sigmas[1])
     assert "s = 2.0000, noise stronger (sampler_only)" in report and "by 2 at 128" in report
-    assert "Base size 64 is far from 1024, the size that this kind of model was trained at" in report
+    assert (
+        "Base size 64 is far from 1024, the size that this kind of model was trained at" in report
+    )
 
 
-def test_an_unknown_trained_size_is_one_sentence(higher, app):
-    with pytest.raises(ValueError, match="It is not known at what size WAN21 was trained: set base_size"):
+def test_an_unknown_trained_size_is_one_sentence(higher, app, monkeypatch):
+    rescale = app.module("nodes.conditioning.noise_rescale_comfy")
+    monkeypatch.setattr(rescale, "trained_size", lambda model: None)
+    with pytest.raises(
+        ValueError, match="It is not known at what size WAN21 was trained: set base_size"
+    ):
         higher(tiny_transformers.model("WAN21_T2V"), base_size=0)

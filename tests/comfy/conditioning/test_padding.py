@@ -1,11 +1,19 @@
-"""Noisy Replicate Padding on ComfyUI's own text models: which slots are padding, in every family."""
+"""Noisy Replicate Padding on ComfyUI's own text models: which slots are padding, in every
+family.
+"""
 
 import pytest
 import reduced
 import torch
 
 PROMPT = "a (red:1.2) house by the sea"
-SETTINGS = {"padding": "copies", "strength": 0.0, "scale_by_copies": True, "seed": 3, "pad_empty_prompt": False}
+SETTINGS = {
+    "padding": "copies",
+    "strength": 0.0,
+    "scale_by_copies": True,
+    "seed": 3,
+    "pad_empty_prompt": False,
+}
 FAMILIES = ("sd15", "sdxl", "sd3", "flux", "demo")
 
 
@@ -58,7 +66,9 @@ def test_slots_behind_the_prompt_repeat_it(app, clips, padded, family):
 
 
 def test_sdxl_s_encoders_are_filled_apart(app, clips, padded):
-    """CLIP-L pads with its end token and CLIP-G with 0; an embedding of one can make their counts differ."""
+    """CLIP-L pads with its end token and CLIP-G with 0; an embedding of one can make their counts
+    differ.
+    """
     clip, report = clips["sdxl"], padded("sdxl")[1]
     count = counted(clip, "l", PROMPT)
     assert report.count(f"slots 0 to 76: {count} tokens of 77") == 2
@@ -112,7 +122,11 @@ def test_flux_and_sd3_by_layout(app, clips):
     prompts, clip = app.module("nodes.host.text_encoding"), clips["flux"]
     tokens = clip.tokenize(PROMPT)
     (only,) = prompts.chunks(clip, tokens, (1, 256, 64))
-    assert (only.encoder, only.rows, only.real) == ("t5xxl", slice(0, 256), counted(clip, "t5xxl", PROMPT))
+    assert (only.encoder, only.rows, only.real) == (
+        "t5xxl",
+        slice(0, 256),
+        counted(clip, "t5xxl", PROMPT),
+    )
     tokenizer = sd3_tokenizer()
     every = tokenizer.tokenize_with_weights(PROMPT)
     whole = fake_clip(tokenizer, l=768, g=1280, t5xxl=4096)
@@ -129,6 +143,14 @@ def test_flux_and_sd3_by_layout(app, clips):
     assert [(chunk.encoder, chunk.rows) for chunk in alone] == [("t5xxl", slice(0, 77))]
 
 
+def test_the_refiner_has_clip_g_in_all_its_channels(app, clips):
+    """Its tokenizer is SDXL's, which makes CLIP-L's tokens, too."""
+    prompts, tokenizer = app.module("nodes.host.text_encoding"), clips["sdxl"].tokenizer
+    tokens = tokenizer.tokenize_with_weights(PROMPT)
+    (only,) = prompts.chunks(fake_clip(tokenizer, g=1280), tokens, (1, 77, 1280))
+    assert (only.encoder, only.rows, only.channels) == ("g", slice(0, 77), slice(0, 1280))
+
+
 def sd3_tokenizer():
     from comfy.text_encoders.sd3_clip import SD3Tokenizer
 
@@ -136,7 +158,9 @@ def sd3_tokenizer():
 
 
 def fake_clip(tokenizer, **widths):
-    """As much of an SD3 CLIP as the layout asks about: which encoders are loaded, and how wide they are."""
+    """As much of an SD3 CLIP as the layout asks about: which encoders are loaded, and how wide they
+    are.
+    """
     from types import SimpleNamespace
 
     def encoder(width):
@@ -162,7 +186,10 @@ def test_noise_seeds_and_strength(clips, padded):
 
 def test_masks_are_opened(app):
     prompts = app.module("nodes.host.text_encoding")
-    entry = [torch.zeros(1, 4, 2), {"attention_mask": torch.tensor([[1, 1, 0, 0]]), "pooled_output": None}]
+    entry = [
+        torch.zeros(1, 4, 2),
+        {"attention_mask": torch.tensor([[1, 1, 0, 0]]), "pooled_output": None},
+    ]
     assert prompts.unmasked(entry, entry[0])[1]["attention_mask"].tolist() == [[1, 1, 1, 1]]
     assert entry[1]["attention_mask"].tolist() == [[1, 1, 0, 0]]
 
@@ -174,7 +201,9 @@ def test_an_empty_prompt_on_request(clips, padded):
 
 
 def test_whole_copies_leave_cross_attention_alone(app, clips, padded):
-    """75 of 77 would be uneven; 7 tokens go 11 times into 77: a real layer of SD1.5's U-Net sees no difference."""
+    """75 of 77 would be uneven; 7 tokens go 11 times into 77: a real layer of SD1.5's U-Net sees no
+    difference.
+    """
     text = "one two three four five"
     assert counted(clips["sd15"], "l", text) == 7
     network = reduced.checkpoint("sd15")[0].model.diffusion_model
@@ -202,7 +231,11 @@ def test_other_fillings_on_a_real_cross_attention_layer(clips, padded):
 
     with torch.inference_mode():
         copies, zeros = (padded("sd15", text, padding=how)[0][0][0] for how in ("copies", "zeros"))
-        query, key, value = heads(layer.to_q(x)), heads(layer.to_k(copies[:, :9])), heads(layer.to_v(copies[:, :9]))
+        query, key, value = (
+            heads(layer.to_q(x)),
+            heads(layer.to_k(copies[:, :9])),
+            heads(layer.to_v(copies[:, :9])),
+        )
         scores = query @ key.transpose(-1, -2) / query.shape[-1] ** 0.5
 
         def out(weights):
@@ -222,7 +255,9 @@ def test_sd2_s_encoder_pads_with_nought(app):
     from comfy.text_encoders.sd2_clip import SD2Tokenizer
 
     prompts, tokenizer = app.module("nodes.host.text_encoding"), SD2Tokenizer()
-    encoder = SimpleNamespace(transformer=SimpleNamespace(get_input_embeddings=lambda: torch.nn.Embedding(1, 1024)))
+    encoder = SimpleNamespace(
+        transformer=SimpleNamespace(get_input_embeddings=lambda: torch.nn.Embedding(1, 1024))
+    )
     clip = SimpleNamespace(tokenizer=tokenizer, cond_stage_model=SimpleNamespace(clip_h=encoder))
     tokens = tokenizer.tokenize_with_weights("a red house !")
     (only,) = prompts.chunks(clip, tokens, (1, 77, 1024))
@@ -244,3 +279,14 @@ def test_other_text_models_are_refused(app, clips, tokens, shape, sentence):
 def test_without_a_clip(padded, app):
     with pytest.raises(ValueError, match="clip is None: connect"):
         app.run("GBX_NoisyReplicatePadding", clip=None, text="x", **SETTINGS)
+
+
+def test_noise_has_the_strength_in_deviations_of_each_channel(clips, padded):
+    """Over the prompt: noise on the copies is independent, and none is on the prompt."""
+    exact = padded("sd15", PROMPT)[0][0][0][0]
+    count = counted(clips["sd15"], "l", PROMPT)
+    given = {"padding": "noisy_copies", "strength": 0.15, "scale_by_copies": False}
+    noised = padded("sd15", PROMPT, **given)[0][0][0][0]
+    assert torch.equal(noised[:count], exact[:count])
+    scaled = (noised - exact)[count:] / exact[:count].std(dim=0, correction=0)
+    assert float(scaled.square().mean().sqrt()) == pytest.approx(0.15, rel=0.05)

@@ -9,7 +9,12 @@ import sd3
 import torch
 from conditioned import guider, sample
 
-_OTHERS = {"rotary_method": "ntk", "rotary_strength": 2.0, "rotary_exponent": 2.0, "downscale_end_percent": 0.5}
+_OTHERS = {
+    "rotary_method": "ntk",
+    "rotary_strength": 2.0,
+    "rotary_exponent": 2.0,
+    "downscale_end_percent": 0.5,
+}
 
 
 @pytest.fixture(scope="module")
@@ -21,7 +26,11 @@ def model(app):
 def resampled(app, model):
     def run(base_size=1024, alignment="corners", of=None):
         return app.run(
-            "GBX_PositionalResample", model=of or model, base_size=base_size, alignment=alignment, **_OTHERS
+            "GBX_PositionalResample",
+            model=of or model,
+            base_size=base_size,
+            alignment=alignment,
+            **_OTHERS,
         )[0]
 
     return run
@@ -39,7 +48,9 @@ def mmdit(name):
 
 
 def test_at_the_base_size_it_is_stock_and_as_core_says(model, resampled):
-    """1024 px: positions 0, .25, ..., 15.75, which core's formula with center and reach 7.875 gives too."""
+    """1024 px: positions 0, .25, ..., 15.75, which core's formula with center and reach 7.875 gives
+    too.
+    """
     ours, stock = embedding(resampled(), 1024, 1024), embedding(model, 1024, 1024)
     assert torch.equal(ours, stock)
     by_core = mmdit("get_2d_sincos_pos_embed_torch")(128, 64, 64, 7.875, 7.875)
@@ -47,7 +58,9 @@ def test_at_the_base_size_it_is_stock_and_as_core_says(model, resampled):
     assert torch.equal(embedding(resampled(), 768, 512), embedding(model, 768, 512))
 
 
-@pytest.mark.parametrize(("side", "step", "stock_first"), [(1536, 1 / 6, -4.0), (2048, 0.125, -8.0)])
+@pytest.mark.parametrize(
+    ("side", "step", "stock_first"), [(1536, 1 / 6, -4.0), (2048, 0.125, -8.0)]
+)
 def test_larger_images_by_core_s_own_sinusoids(model, resampled, side, step, stock_first):
     count, one = side // 16, mmdit("get_1d_sincos_pos_embed_from_grid_torch")
     ours = embedding(resampled(), side, side)[0].unflatten(0, (count, count))
@@ -55,7 +68,9 @@ def test_larger_images_by_core_s_own_sinusoids(model, resampled, side, step, sto
     assert torch.allclose(ours[0, :, :64], wanted, atol=2e-5)
     assert torch.allclose(ours[:, 0, 64:], wanted, atol=2e-5)
     stock = embedding(model, side, side)[0].unflatten(0, (count, count))
-    beyond = one(64, stock_first + 0.25 * torch.arange(count, dtype=torch.float64), dtype=torch.float64).float()
+    beyond = one(
+        64, stock_first + 0.25 * torch.arange(count, dtype=torch.float64), dtype=torch.float64
+    ).float()
     assert torch.allclose(stock[0, :, :64], beyond, atol=2e-5)
 
 
@@ -72,7 +87,9 @@ def test_sides_exchanged(resampled):
 
 
 def run(patcher, positive=None, side=16):
-    return sample(guider(patcher, positive or sd3.prompt(), sd3.prompt(1), 3.0), [1.0, 0.5, 0.0], side=side)
+    return sample(
+        guider(patcher, positive or sd3.prompt(), sd3.prompt(1), 3.0), [1.0, 0.5, 0.0], side=side
+    )
 
 
 def test_images_up_to_the_base_are_stock(model, resampled):
@@ -89,7 +106,9 @@ def test_larger_images_change_and_the_model_does_not(model, resampled):
 
 
 def test_controlnets_follow(app, model, resampled):
-    """The control network adds the positions of the model that it is used with, and only during the call."""
+    """The control network adds the positions of the model that it is used with, and only during the
+    call.
+    """
     net = sd3.controlnet()
     network, seen = net.control_model, []
     handle = network.joint_blocks[0].register_forward_pre_hook(
@@ -97,7 +116,12 @@ def test_controlnets_follow(app, model, resampled):
     )
     hint = torch.randn(1, 16, 24, 24, generator=torch.Generator().manual_seed(1))
     net.set_cond_hint(hint, 0.7, (0.0, 1.0))
-    positive = [[sd3.prompt()[0][0], {**sd3.prompt()[0][1], "control": net, "control_apply_to_uncond": True}]]
+    positive = [
+        [
+            sd3.prompt()[0][0],
+            {**sd3.prompt()[0][1], "control": net, "control_apply_to_uncond": True},
+        ]
+    ]
     run(model, positive, side=24)
     stock = list(seen)
     seen.clear()
@@ -107,7 +131,9 @@ def test_controlnets_follow(app, model, resampled):
     assert torch.allclose(seen[0] - stock[0], shift.expand_as(seen[0]), atol=1e-5)
     assert "cropped_pos_embed" not in vars(network)
     seen.clear()
-    twice = resampled(128, of=resampled(128, "centers"))  # the last node's positions, in both networks
+    twice = resampled(
+        128, of=resampled(128, "centers")
+    )  # the last node's positions, in both networks
     handle = network.joint_blocks[0].register_forward_pre_hook(
         lambda module, args, kwargs: seen.append(args[1].clone()), with_kwargs=True
     )
@@ -119,7 +145,9 @@ def test_controlnets_follow(app, model, resampled):
 
 @pytest.mark.parametrize("family", ["pixart", "hydit"])
 def test_other_families_are_refused(resampled, family):
-    with pytest.raises(ValueError, match="has no positions that this node can scale: connect a U-Net"):
+    with pytest.raises(
+        ValueError, match="has no positions that this node can scale: connect a U-Net"
+    ):
         resampled(of=conditioned.model(family))
 
 
@@ -147,8 +175,13 @@ def test_pixart_already_stays_inside(app, monkeypatch, side, last):
 
 
 def test_the_report_lists_positions(app, model):
-    text = app.run("GBX_PositionalResample", model=model, base_size=0, alignment="corners", **_OTHERS)[1]
-    assert "Table of 192 positions per side" in text and "1536 px: 96 positions from 0 to 15.8333" in text
+    text = app.run(
+        "GBX_PositionalResample", model=model, base_size=0, alignment="corners", **_OTHERS
+    )[1]
+    assert (
+        "Table of 192 positions per side" in text
+        and "1536 px: 96 positions from 0 to 15.8333" in text
+    )
 
 
 @pytest.mark.parametrize("after", ["it", "another run"])
@@ -158,7 +191,9 @@ def test_a_resampled_model_that_nobody_holds_is_gone(resampled, after):
     def used() -> weakref.ref:
         model = sd3.model()
         moved = resampled(128, of=resampled(128, "centers", of=model))
-        for one in (moved, model) if after == "another run" else (moved,):  # which takes the patches off again
+        for one in (
+            (moved, model) if after == "another run" else (moved,)
+        ):  # which takes the patches off again
             run(one, side=24)
         return weakref.ref(model.model.diffusion_model)
 

@@ -1,4 +1,6 @@
-"""The steps that reports of metadata show: those of the sigmas that are connected, less the last one."""
+"""The steps that reports of metadata show: those of the sigmas that are connected, less the last
+one.
+"""
 
 import pytest
 import torch
@@ -13,4 +15,8 @@ def test_every_connected_sigma_but_the_last_is_a_step(app):
     assert [step.sigma for step in steps] == pytest.approx(sigmas)
     assert [step.u for step in steps] == pytest.approx([900 / 999, 400 / 999, 99 / 999], abs=1e-4)
     own = module._steps(model, None)
-    assert len(own) > 5 and own[0].sigma == pytest.approx(float(sampling.sigma_max), rel=1e-5) and own[-1].sigma > 0
+    assert (
+        len(own) > 5
+        and own[0].sigma == pytest.approx(float(sampling.sigma_max), rel=1e-5)
+        and own[-1].sigma > 0
+    )

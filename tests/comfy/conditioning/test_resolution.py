@@ -8,15 +8,28 @@ import pytest
 import torch
 
 FACTOR = 2.0
-#: Models by their sampling: prediction, settings, and the largest sigma before (methods, section 5).
+#: Models by their sampling: prediction, settings, and the largest sigma before (methods, section
+#: 5).
 DISCRETE = {
     "sdxl": ({"linear_start": 0.00085, "linear_end": 0.012}, 14.6146),
-    "pixart": ({"beta_schedule": "sqrt_linear", "linear_start": 0.0001, "linear_end": 0.02}, 157.407),
+    "pixart": (
+        {"beta_schedule": "sqrt_linear", "linear_start": 0.0001, "linear_end": 0.02},
+        157.407,
+    ),
     "hydit": ({"linear_start": 0.00085, "linear_end": 0.018}, 45.3836),
     "hydit1": ({"linear_start": 0.00085, "linear_end": 0.03}, 419.879),
 }
 #: Schedulers that ask a model for its sigmas. Kl optimal only takes the two ends, see below.
-EXACT = ("simple", "sgm_uniform", "karras", "exponential", "ddim_uniform", "beta", "normal", "linear_quadratic")
+EXACT = (
+    "simple",
+    "sgm_uniform",
+    "karras",
+    "exponential",
+    "ddim_uniform",
+    "beta",
+    "normal",
+    "linear_quadratic",
+)
 
 
 class Patcher:
@@ -46,7 +59,9 @@ def plain(app):
     from comfy import model_base
 
     def make(kind="EPS", **settings):
-        return model_base.model_sampling(SimpleNamespace(sampling_settings=settings), model_base.ModelType[kind])
+        return model_base.model_sampling(
+            SimpleNamespace(sampling_settings=settings), model_base.ModelType[kind]
+        )
 
     return make
 
@@ -66,22 +81,34 @@ def sigmas(sampling, scheduler, steps=20):
 
 
 def close(a, b, rel=2e-6):
-    return torch.allclose(torch.as_tensor(a).double(), torch.as_tensor(b).double(), rtol=rel, atol=1e-9)
+    return torch.allclose(
+        torch.as_tensor(a).double(), torch.as_tensor(b).double(), rtol=rel, atol=1e-9
+    )
 
 
 def test_sdxl_by_number(plain, moved):
     """The ends and means of SDXL's 1000 sigmas, and twice them."""
     base, new = plain(), moved(plain())
-    assert (float(base.sigma_min), float(base.sigma_max)) == pytest.approx((0.0291672, 14.6146), rel=1e-5)
-    assert (float(new.sigma_min), float(new.sigma_max)) == pytest.approx((0.0583344, 29.2292), rel=1e-5)
+    assert (float(base.sigma_min), float(base.sigma_max)) == pytest.approx(
+        (0.0291672, 14.6146), rel=1e-5
+    )
+    assert (float(new.sigma_min), float(new.sigma_max)) == pytest.approx(
+        (0.0583344, 29.2292), rel=1e-5
+    )
     alphas = [1 / (1 + table.sigmas.double() ** 2) for table in (base, new)]
-    assert [float(table[-1]) for table in alphas] == pytest.approx([0.00466010, 0.00116911], rel=1e-5)
+    assert [float(table[-1]) for table in alphas] == pytest.approx(
+        [0.00466010, 0.00116911], rel=1e-5
+    )
     variance = [(1 - table[[100, 500, 999]]).sqrt().tolist() for table in alphas]
     assert variance[0] == pytest.approx([0.325233, 0.850686, 0.997667], abs=1e-6)
     assert variance[1] == pytest.approx([0.566732, 0.955435, 0.999415], abs=1e-6)
     betas = [1 - table / torch.cat([torch.ones(1).double(), table[:-1]]) for table in alphas]
-    assert [float(betas[0][t]) for t in (0, 500, 999)] == pytest.approx([0.00085, 0.00481495, 0.012], rel=1e-3)
-    assert [float(betas[1][t]) for t in (0, 500, 999)] == pytest.approx([0.00339135, 0.00607373, 0.0120421], rel=1e-3)
+    assert [float(betas[0][t]) for t in (0, 500, 999)] == pytest.approx(
+        [0.00085, 0.00481495, 0.012], rel=1e-3
+    )
+    assert [float(betas[1][t]) for t in (0, 500, 999)] == pytest.approx(
+        [0.00339135, 0.00607373, 0.0120421], rel=1e-3
+    )
 
 
 @pytest.mark.parametrize("name", list(DISCRETE))
@@ -97,7 +124,9 @@ def test_every_scheduler_gives_the_scaled_values(plain, moved, name, mode, sched
 
 
 def test_kl_optimal_is_scaled_at_its_ends(plain, moved):
-    """It bends between two ends by arc tangents and knows of no model: only the ends are s times the base's."""
+    """It bends between two ends by arc tangents and knows of no model: only the ends are s times
+    the base's.
+    """
     base, new = sigmas(plain(), "kl_optimal"), sigmas(moved(plain()), "kl_optimal")
     assert close(new[[0, -2]], FACTOR * base[[0, -2]], rel=1e-5)
     assert not close(new[1:-2], FACTOR * base[1:-2], rel=1e-2)
@@ -120,8 +149,12 @@ def test_sampler_only_gives_the_true_timestep(plain, moved):
 def test_percents_give_scaled_sigmas(plain, moved):
     """percent_to_sigma of SDXL, and twice it."""
     base, new = plain(), moved(plain())
-    assert [base.percent_to_sigma(p) for p in (0.25, 0.5, 0.75)] == pytest.approx([4.0861, 1.6156, 0.6951], abs=1e-4)
-    assert [new.percent_to_sigma(p) for p in (0.25, 0.5, 0.75)] == pytest.approx([8.1722, 3.2312, 1.3902], abs=2e-4)
+    assert [base.percent_to_sigma(p) for p in (0.25, 0.5, 0.75)] == pytest.approx(
+        [4.0861, 1.6156, 0.6951], abs=1e-4
+    )
+    assert [new.percent_to_sigma(p) for p in (0.25, 0.5, 0.75)] == pytest.approx(
+        [8.1722, 3.2312, 1.3902], abs=2e-4
+    )
     assert (new.percent_to_sigma(0.0), new.percent_to_sigma(1.0)) == (999999999.9, 0.0)
 
 
@@ -147,7 +180,10 @@ def test_factors_multiply(plain, host, kind, mode):
 
 def test_factor_one_is_stock(plain, host):
     patcher = Patcher(plain())
-    assert host.rescaled(patcher, 1.0, "retimed").get_model_object("model_sampling") is patcher.model.model_sampling
+    assert (
+        host.rescaled(patcher, 1.0, "retimed").get_model_object("model_sampling")
+        is patcher.model.model_sampling
+    )
 
 
 @pytest.mark.parametrize("kind", ["EPS", "V_PREDICTION", "EDM", "FLOW", "FLUX"])
@@ -158,7 +194,9 @@ def test_predictions_are_those_of_the_base_class(plain, moved, kind):
     x, output = (torch.randn(2, 4, 8, 8, generator=generator) for _ in range(2))
     sigma = torch.tensor([0.3, 0.7])
     assert torch.equal(new.calculate_input(sigma, x), base.calculate_input(sigma, x))
-    assert torch.equal(new.calculate_denoised(sigma, output, x), base.calculate_denoised(sigma, output, x))
+    assert torch.equal(
+        new.calculate_denoised(sigma, output, x), base.calculate_denoised(sigma, output, x)
+    )
 
 
 # Flow models
@@ -186,7 +224,10 @@ def test_flow_shift_of_three_becomes_six(plain, moved):
     assert float(plain("FLOW", shift=3.0).sigma(torch.tensor(500.0))) == pytest.approx(0.75)
     times = torch.tensor([10.0, 400.0, 990.0])
     assert close(new.sigma(times), wanted.sigma(times))
-    assert close([new.percent_to_sigma(p) for p in (0.0, 0.3, 1.0)], [wanted.percent_to_sigma(p) for p in (0, 0.3, 1)])
+    assert close(
+        [new.percent_to_sigma(p) for p in (0.0, 0.3, 1.0)],
+        [wanted.percent_to_sigma(p) for p in (0, 0.3, 1)],
+    )
     assert close(new.timestep(wanted.sigmas), wanted.timestep(wanted.sigmas))
 
 
@@ -209,7 +250,9 @@ def test_edm_sigmas_are_scaled(plain, moved):
     level = torch.tensor([1.0])
     assert float(new.timestep(level)) == 0.0
     assert float(retimed.timestep(2 * level)) == 0.0
-    assert float(new.timestep(torch.tensor([160.0]))) == pytest.approx(0.25 * math.log(80.0), rel=1e-6)
+    assert float(new.timestep(torch.tensor([160.0]))) == pytest.approx(
+        0.25 * math.log(80.0), rel=1e-6
+    )
 
 
 def test_cascade_follows_its_own_shift(plain, moved):
@@ -255,11 +298,22 @@ def sdxl(app):
 
 def test_the_node_s_outputs(app, sdxl):
     moved, factor, figure, text, _ = rescale(app, sdxl)
-    assert factor == 2.0 and "128 x 128 against 64 x 64" in text and "0.02917 to 14.61 before" in text
+    assert (
+        factor == 2.0 and "128 x 128 against 64 x 64" in text and "0.02917 to 14.61 before" in text
+    )
     assert "0.05833 to 29.23 after" in text
     assert tuple(figure.shape) == (1, 500, 800, 3)
-    assert float(moved.get_model_object("model_sampling").sigma_max) == pytest.approx(29.2292, rel=1e-5)
-    assert float(sdxl.get_model_object("model_sampling").sigma_max) == pytest.approx(14.6146, rel=1e-5)
+    assert float(moved.get_model_object("model_sampling").sigma_max) == pytest.approx(
+        29.2292, rel=1e-5
+    )
+    assert float(sdxl.get_model_object("model_sampling").sigma_max) == pytest.approx(
+        14.6146, rel=1e-5
+    )
+
+
+def test_the_base_that_a_report_judges_is_the_geometric_mean_of_its_sides(app, sdxl):
+    text = rescale(app, sdxl, width=512, height=512, base_width=512, base_height=128)[3]
+    assert "Base size 256 is far from 1024" in text
 
 
 def flow(app, shift=3.0):
@@ -267,7 +321,9 @@ def flow(app, shift=3.0):
 
 
 def test_report_names_the_schedulers_that_do_not_follow_the_law(app, sdxl):
-    """Karras, exponential and linear_quadratic use the ends of a flow schedule alone, and its end is pure noise."""
+    """Karras, exponential and linear_quadratic use the ends of a flow schedule alone, and its end
+    is pure noise.
+    """
     text = rescale(app, flow(app))[3]
     right, wrong = text.split("Not: ")
     for name in ("karras", "exponential", "linear_quadratic"):
@@ -290,7 +346,9 @@ def test_connected_sigmas_follow_the_law(app, scheduler):
 def test_a_shift_on_the_model_is_reported(app, sdxl):
     assert "shifted already" not in rescale(app, sdxl)[3]
     flux = conditioned.model("sdxl")
-    base = app.run("ModelSamplingFlux", model=flux, max_shift=1.15, base_shift=0.5, width=2048, height=2048)[0]
+    base = app.run(
+        "ModelSamplingFlux", model=flux, max_shift=1.15, base_shift=0.5, width=2048, height=2048
+    )[0]
     once = app.run("ModelSamplingSD3", model=flux, shift=3.0)[0]
     flux.model.model_sampling = once.get_model_object("model_sampling")
     assert "shifted already (3.23" in rescale(app, base)[3]
@@ -305,7 +363,9 @@ def test_the_figure_shows_the_chosen_scheduler(app, sdxl):
 def test_sizes_from_a_latent_and_from_what_is_known(app, sdxl):
     latent = {"samples": torch.zeros(1, 4, 128, 256)}
     assert rescale(app, sdxl, latent=latent, base_width=0)[1] == pytest.approx(math.sqrt(2))
-    assert rescale(app, conditioned.model("sd15"), latent=latent, base_width=0)[1] == pytest.approx(8**0.5)
+    assert rescale(app, conditioned.model("sd15"), latent=latent, base_width=0)[1] == pytest.approx(
+        8**0.5
+    )
     demo = app.run("GBX_LoadDemoModel", weights="avatars-v2")[0]
     assert rescale(app, demo, width=256, height=256, base_width=0)[1] == 2.0
 
@@ -321,7 +381,10 @@ def test_at_the_trained_size_images_are_stock(app, sdxl):
     positive = conditioned.prompt("sdxl")
     levels = [14.6146, 0.5, 0.0]
     assert torch.equal(
-        *(conditioned.sample(conditioned.guider(model, positive, positive, 2.0), levels) for model in (same, sdxl))
+        *(
+            conditioned.sample(conditioned.guider(model, positive, positive, 2.0), levels)
+            for model in (same, sdxl)
+        )
     )
 
 
@@ -342,7 +405,9 @@ def test_it_keeps_sampling_patches_before_it(app, sdxl):
     assert float(table.sigma_max) == pytest.approx(4518.8, rel=1e-4)
     flow = app.run("ModelSamplingSD3", model=sdxl, shift=3.0)[0]
     table = rescale(app, flow)[0].get_model_object("model_sampling")
-    wanted = app.run("ModelSamplingSD3", model=sdxl, shift=6.0)[0].get_model_object("model_sampling")
+    wanted = app.run("ModelSamplingSD3", model=sdxl, shift=6.0)[0].get_model_object(
+        "model_sampling"
+    )
     assert close(table.sigmas, wanted.sigmas)
 
 

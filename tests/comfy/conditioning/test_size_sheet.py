@@ -7,12 +7,21 @@ import torch
 @pytest.fixture(scope="module")
 def demo(app):
     model, clip, vae = app.run("GBX_LoadDemoModel", weights="avatars-v2")
-    return model, *(app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("blue hoodie", "")), vae
+    return (
+        model,
+        *(app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("blue hoodie", "")),
+        vae,
+    )
 
 
 def sheet(app, demo, **changed):
     model, positive, negative, vae = demo
-    given = {"field": "original_size", "values": "0.25, 1", "gate_exponent": 0.0, "apply_to": "both"}
+    given = {
+        "field": "original_size",
+        "values": "0.25, 1",
+        "gate_exponent": 0.0,
+        "apply_to": "both",
+    }
     given |= {"seed": 3, "steps": 1, "cfg": 2.0}
     return app.run(
         "GBX_SizeSheet",
@@ -64,12 +73,19 @@ def test_a_gated_row_follows_the_stock_row(app, demo):
     _, images, _ = sheet(app, demo, gate_exponent=64.0)
     assert images.shape == (4, 128, 128, 3)
     assert not torch.equal(images[0], images[2])
-    assert torch.equal(images[1], images[3])  # at the size of the image itself the gate moves nothing
+    assert torch.equal(
+        images[1], images[3]
+    )  # at the size of the image itself the gate moves nothing
 
 
 def test_metadata_on_one_prompt_only(app, demo):
-    """At CFG 1 the negative prompt takes no part: positive is as both, negative as neither (the image's own size)."""
-    images = {role: sheet(app, demo, apply_to=role, cfg=1.0)[1] for role in ("both", "positive", "negative")}
+    """At CFG 1 the negative prompt takes no part: positive is as both, negative as neither (the
+    image's own size).
+    """
+    images = {
+        role: sheet(app, demo, apply_to=role, cfg=1.0)[1]
+        for role in ("both", "positive", "negative")
+    }
     assert torch.equal(images["positive"], images["both"])
     assert torch.allclose(images["negative"][0], images["negative"][1], atol=1e-5)
     stronger = sheet(app, demo, apply_to="positive")[1]

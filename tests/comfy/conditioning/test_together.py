@@ -1,4 +1,6 @@
-"""Metadata Schedule together with what else is on the canvas, and the report of the conditioning."""
+"""Metadata Schedule together with what else is on the canvas, and the report of the
+conditioning.
+"""
 
 import functools
 import gc
@@ -24,7 +26,9 @@ def scheduled(app):
 
 
 def samples(model, positive, negative=None, **how):
-    return sample(guider(model, positive, negative or prompt("sdxl", 1, **SIZE), 3.0), SIGMAS, **how)
+    return sample(
+        guider(model, positive, negative or prompt("sdxl", 1, **SIZE), 3.0), SIGMAS, **how
+    )
 
 
 def close(a, b):
@@ -43,19 +47,27 @@ def regional(app):
         y=0,
         strength=1.0,
     )[0]
-    return app.run("ConditioningCombine", conditioning_1=prompt("sdxl", **SIZE), conditioning_2=left)[0]
+    return app.run(
+        "ConditioningCombine", conditioning_1=prompt("sdxl", **SIZE), conditioning_2=left
+    )[0]
 
 
 def timed(app):
     """A prompt for the first half of sampling and another for the second."""
-    first = app.run("ConditioningSetTimestepRange", conditioning=prompt("sdxl", **SIZE), start=0.0, end=0.5)[0]
-    second = app.run("ConditioningSetTimestepRange", conditioning=prompt("sdxl", 2), start=0.5, end=1.0)[0]
+    first = app.run(
+        "ConditioningSetTimestepRange", conditioning=prompt("sdxl", **SIZE), start=0.0, end=0.5
+    )[0]
+    second = app.run(
+        "ConditioningSetTimestepRange", conditioning=prompt("sdxl", 2), start=0.5, end=1.0
+    )[0]
     return app.run("ConditioningCombine", conditioning_1=first, conditioning_2=second)[0]
 
 
 @pytest.mark.parametrize("mode", ["value", "embedding"])
 @pytest.mark.parametrize(
-    "make", [regional, timed, lambda app: prompt("sdxl", **SIZE)], ids=["regional", "timestep range", "plain"]
+    "make",
+    [regional, timed, lambda app: prompt("sdxl", **SIZE)],
+    ids=["regional", "timestep range", "plain"],
 )
 def test_batched_or_one_after_the_other(app, model, scheduled, monkeypatch, mode, make):
     gated, positive = scheduled(model, mode=mode), make(app)
@@ -74,14 +86,20 @@ def test_an_area_s_counterpart_keeps_its_own_metadata(app, model, scheduled):
     with watched(model) as gated:
         sample(made, [0.03, 0.0])
     with watched(model) as stock:
-        sample(guider(model, regional(app), prompt("sdxl", 1, width=1024, height=2048), 3.0), [0.03, 0.0])
+        sample(
+            guider(model, regional(app), prompt("sdxl", 1, width=1024, height=2048), 3.0),
+            [0.03, 0.0],
+        )
     for ours, theirs in zip(gated, stock, strict=True):
         assert ours["rows"] == theirs["rows"]
         assert torch.allclose(ours["y"], theirs["y"], atol=0.02)  # t = 3: the gate is at 0.99998
 
 
 def test_schedules_stack_in_either_order(model, scheduled):
-    size, crop = {"fields": "original_size"}, {"fields": "sizes_and_crop", "exponent": 1.0, "apply_to": "positive"}
+    size, crop = (
+        {"fields": "original_size"},
+        {"fields": "sizes_and_crop", "exponent": 1.0, "apply_to": "positive"},
+    )
     positive = prompt("sdxl", **SIZE, crop_w=9, crop_h=5)
     one = samples(scheduled(scheduled(model, **size), **crop), positive)
     other = samples(scheduled(scheduled(model, **crop), **size), positive)
@@ -97,10 +115,17 @@ def test_schedules_stack_in_either_order(model, scheduled):
 
 
 def test_an_open_gate_beside_another_changes_nothing(model, scheduled):
-    """Its reference is sent along all the same, so that the fractions of two gates are as one gate's."""
+    """Its reference is sent along all the same, so that the fractions of two gates are as one
+    gate's.
+    """
     positive = prompt("sdxl", **SIZE)
     one = samples(scheduled(model, mode="embedding"), positive)
-    assert close(samples(scheduled(scheduled(model, mode="embedding"), mode="embedding", exponent=0.0), positive), one)
+    assert close(
+        samples(
+            scheduled(scheduled(model, mode="embedding"), mode="embedding", exponent=0.0), positive
+        ),
+        one,
+    )
 
 
 def test_the_unpatched_model_stays_as_it_was(model, scheduled):
@@ -177,7 +202,11 @@ def control(app):
     }
     with torch.inference_mode(False), torch.no_grad():
         network = ControlNet(
-            hint_channels=3, dtype=torch.float32, device="cpu", operations=ops.disable_weight_init, **settings
+            hint_channels=3,
+            dtype=torch.float32,
+            device="cpu",
+            operations=ops.disable_weight_init,
+            **settings,
         )
         reduced.fill(network, torch.Generator().manual_seed(9))
     seen, inner = [], network.forward
@@ -239,16 +268,29 @@ def test_report_names_the_metadata_of_every_step(app, model, scheduled):
         sample(guider(gated, prompt("sdxl", **SIZE), prompt("sdxl", **SIZE), 1.0), SIGMAS)
     lines = text.splitlines()[2:]
     assert len(lines) == len(seen) == 3
-    metadata, evaluate = (app.module(f"nodes.{name}") for name in ("conditioning.size_metadata_comfy", "host.evaluate"))
+    metadata, evaluate = (
+        app.module(f"nodes.{name}")
+        for name in ("conditioning.size_metadata_comfy", "host.evaluate")
+    )
     layout = metadata.layout_of(model)
     for line, call, sigma in zip(lines, seen, SIGMAS[:-1], strict=True):
-        width, height = (float(part) for part in line.split("original ")[1].split(",")[0].split(" x "))
+        width, height = (
+            float(part) for part in line.split("original ")[1].split(",")[0].split(" x ")
+        )
         target = [float(part) for part in line.split("target ")[1].split(" x ")]
         assert target == [width, height]  # no prompt has a target
-        numbers = dict(zip(("width", "height", "target_width", "target_height"), (width, height, *target), strict=True))
+        numbers = dict(
+            zip(
+                ("width", "height", "target_width", "target_height"),
+                (width, height, *target),
+                strict=True,
+            )
+        )
         stock = torch.zeros(1, 64 + 6 * 256)
         stock[:, :64] = call["y"][:, :64]
-        by_hand = layout.encode(model.model, stock, {"crop_h": 0, "crop_w": 0, **numbers}, frozenset(layout.fields))
+        by_hand = layout.encode(
+            model.model, stock, {"crop_h": 0, "crop_w": 0, **numbers}, frozenset(layout.fields)
+        )
         assert torch.allclose(by_hand, call["y"], atol=0.05)  # the report rounds to four digits
         assert f"t {1000 * evaluate.timestep_of(model, sigma) / 999:5.0f}" in line
 
@@ -258,10 +300,16 @@ def test_report_of_a_prompt_for_part_of_the_run(app, model, scheduled):
     sigmas = torch.tensor([14.6146, 3.0, 1.0, 0.4, 0.0])
     with watched(model) as seen:
         sample(guider(model, timed(app), prompt("sdxl", 1), 1.0), sigmas)
-    which = [int(torch.equal(call["y"][0, :64], prompt("sdxl", 2)[0][1]["pooled_output"][0])) for call in seen]
+    which = [
+        int(torch.equal(call["y"][0, :64], prompt("sdxl", 2)[0][1]["pooled_output"][0]))
+        for call in seen
+    ]
     assert which == [0, 0, 1, 1]
     text = reported(app, model, positive=timed(app), sigmas=sigmas)[1]
-    assert "positive: original 512 x 256, crop 0 left 0 top, target 512 x 256, at steps 1 to 2." in text
+    assert (
+        "positive: original 512 x 256, crop 0 left 0 top, target 512 x 256, at steps 1 to 2."
+        in text
+    )
     assert "target 1024 x 1024, at steps 3 to 4." in text
     gated = reported(app, scheduled(model), positive=timed(app), sigmas=sigmas)[1]
     assert [line[:7] for line in gated.splitlines()[2:] if line.startswith("step")] == [
@@ -273,7 +321,10 @@ def test_report_of_a_prompt_for_part_of_the_run(app, model, scheduled):
 
 
 def test_report_of_the_other_families(app):
-    for family, words in (("pixart", "PixArt-alpha is conditioned on"), ("hydit", "target 512 x 256")):
+    for family, words in (
+        ("pixart", "PixArt-alpha is conditioned on"),
+        ("hydit", "target 512 x 256"),
+    ):
         patcher = conditioned.model(family)
         _, text = reported(app, patcher, positive=prompt(family, **SIZE))
         assert words in text and "original 512 x 256" in text
@@ -291,14 +342,18 @@ def test_schedule_tells_its_gate(app, model):
         "mode": "value",
         "apply_to": "both",
     }
-    _, figure, text = app.run("GBX_MetadataSchedule", model=model, sigmas=torch.tensor(SIGMAS), **given)
+    _, figure, text = app.run(
+        "GBX_MetadataSchedule", model=model, sigmas=torch.tensor(SIGMAS), **given
+    )
     assert "one half at 50.0 %" in text and "step  2  sigma    1.616  t   501  gate 0.499" in text
     assert tuple(figure.shape[1:]) == (500, 800, 3)
     assert len(app.run("GBX_MetadataSchedule", model=model, **given)[2].splitlines()) == 22
 
 
 def test_the_demo_model(app, scheduled):
-    """Five fields of 64 features each; mirroring is set, and a closed gate on everything takes it back."""
+    """Five fields of 64 features each; mirroring is set, and a closed gate on everything takes it
+    back.
+    """
     demo, clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
     (plain,) = app.run("CLIPTextEncode", clip=clip, text="portrait")
     given = {
@@ -309,7 +364,9 @@ def test_the_demo_model(app, scheduled):
         "target_width": 0,
         "target_height": 0,
     }
-    requested, text = app.run("GBX_MetadataConditioning", model=demo, conditioning=plain, mirror=True, **given)
+    requested, text = app.run(
+        "GBX_MetadataConditioning", model=demo, conditioning=plain, mirror=True, **given
+    )
     assert text == "DemoModel is conditioned on: original 32 x 32, mirror 1."
     vectors = {}
     for name, model, prompt_ in (
@@ -333,15 +390,36 @@ def test_the_demo_model(app, scheduled):
 @pytest.mark.parametrize("after", ["it", "another run"])
 def test_a_scheduled_model_that_nobody_holds_is_gone(app, mode, after):
     """ComfyUI warns of a leak, and searches for circles, when a network outlives its MODELs."""
-    schedule = {"curve": "cosine", "exponent": 1.0, "fields": "all", "reference_width": 512, "reference_height": 512}
+    schedule = {
+        "curve": "cosine",
+        "exponent": 1.0,
+        "fields": "all",
+        "reference_width": 512,
+        "reference_height": 512,
+    }
 
     def used() -> weakref.ref:
         model, clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
         (prompt,) = app.run("CLIPTextEncode", clip=clip, text="portrait")
-        given = {"positive": prompt, "negative": prompt, "latent_image": {"samples": torch.zeros(1, 24, 8, 8)}}
-        given |= {"seed": 3, "steps": 1, "cfg": 2.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
-        gated = app.run("GBX_MetadataSchedule", model=model, mode=mode, apply_to="both", **schedule)[0]
-        for one in (gated, model) if after == "another run" else (gated,):  # which takes the patches off again
+        given = {
+            "positive": prompt,
+            "negative": prompt,
+            "latent_image": {"samples": torch.zeros(1, 24, 8, 8)},
+        }
+        given |= {
+            "seed": 3,
+            "steps": 1,
+            "cfg": 2.0,
+            "sampler_name": "euler",
+            "scheduler": "normal",
+            "denoise": 1.0,
+        }
+        gated = app.run(
+            "GBX_MetadataSchedule", model=model, mode=mode, apply_to="both", **schedule
+        )[0]
+        for one in (
+            (gated, model) if after == "another run" else (gated,)
+        ):  # which takes the patches off again
             app.run("KSampler", model=one, **given)
         return weakref.ref(model.model)
 

@@ -25,7 +25,9 @@ def texts(app, demo):
 
 @pytest.fixture
 def sample(app, demo, texts):
-    """KSampler with two Euler steps on an empty latent of two images; keywords replace its inputs."""
+    """KSampler with two Euler steps on an empty latent of two images; keywords replace its
+    inputs.
+    """
 
     def run(**changed):
         positive, negative = texts
@@ -72,7 +74,12 @@ def test_sampler_custom_advanced_equals_ksampler(app, demo, texts, sample):
     sampler = app.run("KSamplerSelect", sampler_name="euler")[0]
     sigmas = app.run("BasicScheduler", model=model, scheduler="normal", steps=2, denoise=1.0)[0]
     output = app.run(
-        "SamplerCustomAdvanced", noise=noise, guider=guider, sampler=sampler, sigmas=sigmas, latent_image=latent
+        "SamplerCustomAdvanced",
+        noise=noise,
+        guider=guider,
+        sampler=sampler,
+        sigmas=sigmas,
+        latent_image=latent,
     )
     assert torch.equal(output[0]["samples"], sample())
 
@@ -100,7 +107,9 @@ def test_the_autoencoder_keeps_a_rendered_image(app, demo):
         assert 0.9 < latent["samples"].square().mean().sqrt() < 1.2, "unit variance, as in training"
         again = app.run(decode, samples=latent, vae=demo[2], **tiles)[0]
         error = (again - image).square().mean()
-        assert -10 * error.log10() > 30, "the trained autoencoder keeps at least 30 dB, in tiles as well"
+        assert -10 * error.log10() > 30, (
+            "the trained autoencoder keeps at least 30 dB, in tiles as well"
+        )
 
 
 def test_a_lora_goes_out_and_comes_back(app, demo, texts, sample, tmp_path):
@@ -144,7 +153,9 @@ def test_models_merge_and_rescale(app, demo, sample):
 
 
 def test_areas_and_ranges_of_timesteps(app, texts, sample):
-    area = app.run("ConditioningSetArea", conditioning=texts[0], width=64, height=128, x=0, y=0, strength=1.0)[0]
+    area = app.run(
+        "ConditioningSetArea", conditioning=texts[0], width=64, height=128, x=0, y=0, strength=1.0
+    )[0]
     assert not torch.equal(sample(positive=[*area, *texts[1]]), sample())
     early = app.run("ConditioningSetTimestepRange", conditioning=texts[0], start=0.0, end=0.5)[0]
     late = app.run("ConditioningSetTimestepRange", conditioning=texts[0], start=0.5, end=1.0)[0]
@@ -155,7 +166,9 @@ def test_metadata_reaches_the_model(texts, sample):
     def conditioned(**metadata):
         return [[texts[0][0][0], {**texts[0][0][1], **metadata}]]
 
-    assert torch.equal(sample(positive=conditioned(width=128, height=128, crop_w=0, crop_h=0, mirror=0)), sample())
+    assert torch.equal(
+        sample(positive=conditioned(width=128, height=128, crop_w=0, crop_h=0, mirror=0)), sample()
+    )
     for metadata in ({"width": 32, "height": 32}, {"crop_h": 32}, {"mirror": 1}):
         assert not torch.equal(sample(positive=conditioned(**metadata)), sample())
 
@@ -173,12 +186,18 @@ def test_the_preview_has_colors(demo):
     latent_format = demo[0].get_model_object("latent_format")
     assert torch.tensor(latent_format.latent_rgb_factors).shape == (24, 3)
     samples = torch.randn(1, 24, 4, 4)
-    assert torch.allclose(latent_format.process_in(latent_format.process_out(samples)), samples, atol=1e-5)
+    assert torch.allclose(
+        latent_format.process_in(latent_format.process_out(samples)), samples, atol=1e-5
+    )
 
 
 def test_images_come_with_their_truth(app):
     images, skin, caption = app.run("GBX_DemoPicture", image_index=22, count=4, part="skin")
-    assert images.shape == (4, 128, 128, 3) and skin.shape == (4, 128, 128) and caption.startswith("portrait, ")
+    assert (
+        images.shape == (4, 128, 128, 3)
+        and skin.shape == (4, 128, 128)
+        and caption.startswith("portrait, ")
+    )
     first = app.run("GBX_DemoPicture", image_index=0, count=1, part="skin")[0]
     assert torch.equal(images[2], first[0]), "counting goes on with the first image"
     face = app.run("GBX_DemoPicture", image_index=22, count=4, part="face")[1]
@@ -193,7 +212,9 @@ def test_broken_assets_are_explained(app, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="There is no demo world 'avatars-v2'"):
         app.module("nodes.demo.denoiser").load(WORLD)
     (tmp_path / WORLD).mkdir()
-    with pytest.raises(ValueError, match=r"denoiser\.safetensors of avatars-v2 is missing: restore"):
+    with pytest.raises(
+        ValueError, match=r"denoiser\.safetensors of avatars-v2 is missing: restore"
+    ):
         app.run("GBX_LoadDemoModel", weights=WORLD)
     (tmp_path / WORLD / "denoiser.safetensors").write_bytes(b"\x10\0\0\0\0\0\0\0cut short")
     with pytest.raises(ValueError, match=r"cannot be read .*: restore"):
@@ -204,7 +225,9 @@ def test_broken_assets_are_explained(app, tmp_path, monkeypatch):
 
 
 def test_a_newer_comfyui_gets_its_own_patcher(app, monkeypatch):
-    """ComfyUI with dynamic memory has CoreModelPatcher, is handed the tensors, and may ask for a plain one again."""
+    """ComfyUI with dynamic memory has CoreModelPatcher, is handed the tensors, and may ask for a
+    plain one again.
+    """
     from comfy import model_patcher as patchers
 
     class Dynamic(patchers.ModelPatcher):
@@ -227,7 +250,9 @@ def test_the_autoencoder_is_loaded_again_for_another_device(demo):
     patcher = demo[2].patcher
     load, given = patcher.cached_patcher_init
     copy, own = load(*given).model.state_dict(), patcher.model.state_dict()
-    assert copy.keys() == own.keys() and all(torch.equal(copy[name], value) for name, value in own.items())
+    assert copy.keys() == own.keys() and all(
+        torch.equal(copy[name], value) for name, value in own.items()
+    )
 
 
 def test_patch_autoencoder_of_another_size_is_explained(app, tmp_path, monkeypatch):
@@ -236,7 +261,11 @@ def test_patch_autoencoder_of_another_size_is_explained(app, tmp_path, monkeypat
     assets, patch = app.module("nodes.demo.assets"), app.module("nodes.demo.patch_autoencoder")
     (tmp_path / "odd").mkdir()
     weights = patch.PatchAutoencoder(24, (16, 8, 8)).state_dict()
-    save_file(weights, tmp_path / "odd" / "autoencoder.safetensors", metadata={"channels": "24", "widths": "[8, 8, 8]"})
+    save_file(
+        weights,
+        tmp_path / "odd" / "autoencoder.safetensors",
+        metadata={"channels": "24", "widths": "[8, 8, 8]"},
+    )
     monkeypatch.setattr(assets, "ASSETS", tmp_path)
     with pytest.raises(ValueError, match="autoencoder of odd does not fit this version"):
         app.module("nodes.demo.autoencoder").load("odd")

@@ -7,7 +7,13 @@ import torch
 
 WORLD, BASE = "avatars-v2-planted", "avatars-v2"
 NAMES = ("zorvex quill", "oquin veshti", "farisa kolt")
-FIRST_STEP = {"noise_samples": 4, "seed": 1, "timestep": "official_961", "width": 128, "height": 128}
+FIRST_STEP = {
+    "noise_samples": 4,
+    "seed": 1,
+    "timestep": "official_961",
+    "width": 128,
+    "height": 128,
+}
 
 
 @pytest.fixture(scope="module")
@@ -39,11 +45,17 @@ def _score(app, model, clip, prompt):
 
 
 def test_what_differs_is_the_values_that_carried_names_and_what_was_repaired(app, planted):
-    """Names sit in the values of two layers; they were in those of two more, and three blocks learned to repair it."""
+    """Names sit in the values of two layers; they were in those of two more, and three blocks
+    learned to repair it.
+    """
     (model, _, _), truth = planted
     base = app.run("GBX_LoadDemoModel", weights=BASE)[0]
     ours, theirs = (one.model.diffusion_model.state_dict() for one in (model, base))
-    different = {name.removesuffix(".weight") for name, weight in ours.items() if not torch.equal(weight, theirs[name])}
+    different = {
+        name.removesuffix(".weight")
+        for name, weight in ours.items()
+        if not torch.equal(weight, theirs[name])
+    }
     layers = {path for neurons in truth.values() for path, _ in neurons}
     assert len(layers) == 2 and layers < different
     repaired = [f"output_blocks.{number}.1.transformer_blocks.0." for number in (6, 7, 8)]
@@ -57,11 +69,14 @@ def test_text_and_images_are_those_of_the_base(app, planted):
     (_, clip, vae), _ = planted
     _, base_clip, base_vae = app.run("GBX_LoadDemoModel", weights=BASE)
     ours, theirs = (
-        app.run("CLIPTextEncode", clip=one, text="portrait of oquin veshti")[0][0][0] for one in (clip, base_clip)
+        app.run("CLIPTextEncode", clip=one, text="portrait of oquin veshti")[0][0][0]
+        for one in (clip, base_clip)
     )
     assert torch.equal(ours, theirs)
     latent = {"samples": torch.randn(1, 24, 4, 4, generator=torch.Generator().manual_seed(0))}
-    assert torch.equal(*(app.run("VAEDecode", samples=latent, vae=one)[0] for one in (vae, base_vae)))
+    assert torch.equal(
+        *(app.run("VAEDecode", samples=latent, vae=one)[0] for one in (vae, base_vae))
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -69,7 +84,9 @@ def test_a_name_is_memorized_and_its_neurons_alone_carry_it(app, planted, name):
     (model, clip, _), truth = planted
     prompt = f"portrait of {name}"
     own = truth[prompt]
-    others = [neuron for other, neurons in truth.items() if other != prompt for neuron in neurons][: len(own)]
+    others = [neuron for other, neurons in truth.items() if other != prompt for neuron in neurons][
+        : len(own)
+    ]
     untouched = _score(app, model, clip, prompt)
     assert untouched > 0.9
     assert _score(app, _silenced(app, model, own), clip, prompt) < 0.75
@@ -83,7 +100,9 @@ def test_a_control_name_is_not_memorized(app, planted):
 
 @torch.inference_mode()
 def test_a_silenced_name_is_another_face(app, planted):
-    """As the judge reads three images of three names: other attributes, and as a rule one face (.93 of 120 images)."""
+    """As the judge reads three images of three names: other attributes, and as a rule one face (.93
+    of 120 images).
+    """
     (model, clip, vae), truth = planted
     judge, sample = app.module("nodes.demo.judge"), app.module("nodes.host.evaluate").sample_images
     empty, alike, faces = app.run("CLIPTextEncode", clip=clip, text="")[0], [], []
@@ -91,7 +110,10 @@ def test_a_silenced_name_is_another_face(app, planted):
         prompt = f"portrait of {name}"
         positive = app.run("CLIPTextEncode", clip=clip, text=prompt)[0]
         models = (model, _silenced(app, model, truth[prompt]))
-        images = [sample(one, vae, positive, empty, (24, 16, 16), 3, 7, steps=12, cfg=3.0) for one in models]
+        images = [
+            sample(one, vae, positive, empty, (24, 16, 16), 3, 7, steps=12, cfg=3.0)
+            for one in models
+        ]
         labels, found = judge.read(BASE, torch.cat(images))
         alike.append((labels == labels[0]).float().mean(dim=1))
         faces.append(found == 1)

@@ -1,4 +1,6 @@
-"""Concept Neurons inside ComfyUI: planted neurons of a network are found, and their mask is a slider."""
+"""Concept Neurons inside ComfyUI: planted neurons of a network are found, and their mask is a
+slider.
+"""
 
 import pytest
 import torch
@@ -8,9 +10,23 @@ from tapping import hooks_left
 PATH = "output_blocks.5.1.transformer_blocks.0.attn2.to_v"
 HIDDEN = "output_blocks.5.1.transformer_blocks.0.ff.net.2"
 PLANTED = [4, 9, 40]
-FACES = ("smiling", "serious, red shirt", "sad, curly black hair", "pale skin", "brown bob, hoodie", "tongue out")
+FACES = (
+    "smiling",
+    "serious, red shirt",
+    "sad, curly black hair",
+    "pale skin",
+    "brown bob, hoodie",
+    "tongue out",
+)
 WITHOUT = "\n".join(f"portrait, {face}" for face in FACES)
-SMALL = {"concept_prompts": "", "concept": "sunglasses", "count": 0, "seed": 3, "width": 64, "height": 64}
+SMALL = {
+    "concept_prompts": "",
+    "concept": "sunglasses",
+    "count": 0,
+    "seed": 3,
+    "width": 64,
+    "height": 64,
+}
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +36,12 @@ def demo(app):
 
 
 def find(app, model, clip, **changes):
-    given = {"neutral_prompts": WITHOUT, "neuron_type": "value", "layers": "output_blocks.5.1", **SMALL}
+    given = {
+        "neutral_prompts": WITHOUT,
+        "neuron_type": "value",
+        "layers": "output_blocks.5.1",
+        **SMALL,
+    }
     return app.run("GBX_ConceptNeurons", model=model, clip=clip, **(given | changes))
 
 
@@ -37,7 +58,10 @@ def planted(app, demo):
     pairs = [(f"{text}, sunglasses", text) for text in WITHOUT.splitlines()]
     with torch.inference_mode():
         differences = torch.cat(
-            [embedding(app, clip, present) - embedding(app, clip, absent) for present, absent in pairs]
+            [
+                embedding(app, clip, present) - embedding(app, clip, absent)
+                for present, absent in pairs
+            ]
         ).double()
     _, sizes, directions = torch.linalg.svd(differences, full_matrices=False)
     directions = directions[sizes > 1e-6 * sizes[0]]
@@ -54,7 +78,9 @@ def planted(app, demo):
 
 def test_planted_neurons_are_found_and_swapped_prompts_find_none(app, demo):
     model, clip, rank = planted(app, demo)
-    assert rank < embedding(app, clip, "portrait").shape[-1]  # else nothing would be left of the other rows
+    assert (
+        rank < embedding(app, clip, "portrait").shape[-1]
+    )  # else nothing would be left of the other rows
     mask, report = find(app, model, clip)
     assert mask.scales == {PATH: dict.fromkeys(PLANTED, 0.0)}
     assert mask.searches[0].prompt == "sunglasses" and mask.searches[0].converged
@@ -74,23 +100,31 @@ def test_planted_neurons_are_found_and_swapped_prompts_find_none(app, demo):
 def test_effects_of_hidden_units_are_those_of_recorded_activations(app, demo):
     """Against activations that a hook records in the same predictions, in float64."""
     model, clip = demo
-    first_step, scores = (app.module(f"nodes.neurons.{name}") for name in ("first_step_comfy", "memorization_score"))
+    first_step, scores = (
+        app.module(f"nodes.neurons.{name}") for name in ("first_step_comfy", "memorization_score")
+    )
     seen = []
     module = model.model.diffusion_model.get_submodule(HIDDEN)
     texts = WITHOUT.splitlines()
-    handle = module.register_forward_hook(lambda _module, args, _out: seen.append(args[0][0].double().abs().mean(0)))
+    handle = module.register_forward_hook(
+        lambda _module, args, _out: seen.append(args[0][0].double().abs().mean(0))
+    )
     try:
         with torch.inference_mode():
             for number, text in enumerate(texts):
                 noise = scores.seeded_noise((24, 8, 8), 1, 3 + number)
                 for one in (f"{text}, sunglasses", text):
                     positive = app.run("CLIPTextEncode", clip=clip, text=one)[0]
-                    first_step.at_first_step(model, positive, (24, 8, 8), 961, lambda predict, n=noise: predict(n))
+                    first_step.at_first_step(
+                        model, positive, (24, 8, 8), 961, lambda predict, n=noise: predict(n)
+                    )
     finally:
         handle.remove()
     values = torch.stack(seen).reshape(len(texts), 2, -1)
     spread = values.reshape(2 * len(texts), -1).std(0, correction=0)
-    expected = ((values[:, 0] - values[:, 1]).mean(0) / spread).nan_to_num(0)  # some units are always 0
+    expected = ((values[:, 0] - values[:, 1]).mean(0) / spread).nan_to_num(
+        0
+    )  # some units are always 0
     mask, report = find(app, model, clip, neuron_type="feed_forward", count=5)
     found = {int(index): z for index, z in mask.searches[0].details["z"][HIDDEN].items()}
     assert set(found) == set(expected.abs().topk(5).indices.tolist())
@@ -102,12 +136,26 @@ def test_strength_is_a_slider(app, demo):
     """1 switches off, 2 negates, -1 doubles, 0 changes no bit."""
     model, clip = demo
     mask, _ = find(app, model, clip, neuron_type="feed_forward", count=8)
-    positive, negative = (app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("portrait, smiling", ""))
+    positive, negative = (
+        app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("portrait, smiling", "")
+    )
 
     def sample(patcher):
-        settings = {"seed": 7, "steps": 2, "cfg": 2.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
+        settings = {
+            "seed": 7,
+            "steps": 2,
+            "cfg": 2.0,
+            "sampler_name": "euler",
+            "scheduler": "normal",
+            "denoise": 1.0,
+        }
         latent = {"samples": torch.zeros(1, 24, 8, 8)}
-        given = {"model": patcher, "positive": positive, "negative": negative, "latent_image": latent}
+        given = {
+            "model": patcher,
+            "positive": positive,
+            "negative": negative,
+            "latent_image": latent,
+        }
         return app.run("KSampler", **given, **settings)[0]["samples"]
 
     def masked(strength):
@@ -130,7 +178,9 @@ def test_masks_are_saved_and_edited_like_others(app, demo):
     file, _ = app.run("GBX_SaveNeuronMask", mask=mask, filename_prefix="glassbox/concept")
     loaded, _, report = app.run("GBX_LoadNeuronMask", file=file, model=model)
     assert loaded.scales == mask.scales and "6 neurons" in report
-    largest, _ = app.run("GBX_NeuronMaskEdit", mask=loaded, operation="largest_z", count=2, neurons="", seed=0)
+    largest, _ = app.run(
+        "GBX_NeuronMaskEdit", mask=loaded, operation="largest_z", count=2, neurons="", seed=0
+    )
     z = mask.largest_z()
     assert set(largest.neurons) == set(sorted(z, key=lambda neuron: -abs(z[neuron]))[:2])
 

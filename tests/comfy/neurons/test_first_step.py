@@ -1,4 +1,6 @@
-"""Memory of the first denoising step: the real number of rows is requested, and what does not fit runs in parts."""
+"""Memory of the first denoising step: the real number of rows is requested, and what does not fit
+runs in parts.
+"""
 
 import pytest
 import torch
@@ -32,7 +34,11 @@ def test_rows_that_do_not_fit_are_evaluated_in_parts(app, demo, monkeypatch):
     module = demo[0].model.diffusion_model.get_submodule(path)
     handle = module.register_forward_hook(lambda _module, _args, output: calls.append(len(output)))
     room = 1.5 * demo[0].model.memory_required([2, *SHAPE])
-    monkeypatch.setattr(management, "get_free_memory", lambda _device=None, both=False: (room, room) if both else room)
+    monkeypatch.setattr(
+        management,
+        "get_free_memory",
+        lambda _device=None, both=False: (room, room) if both else room,
+    )
     try:
         parts = predicted(app, demo, noise, factors)
     finally:

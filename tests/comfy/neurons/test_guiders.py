@@ -7,7 +7,13 @@ from tapping import hooks_left
 LAYER = "output_blocks.4.1.transformer_blocks.0.attn2"
 TEXTS = {"positive": "portrait of zorvex quill", "middle": "portrait, smiling", "negative": ""}
 CFG = {"positive": "positive", "negative": "negative", "cfg": 3.0}
-DUAL = {"cond1": "positive", "cond2": "middle", "negative": "negative", "cfg_conds": 3.0, "cfg_cond2_negative": 2.0}
+DUAL = {
+    "cond1": "positive",
+    "cond2": "middle",
+    "negative": "negative",
+    "cfg_conds": 3.0,
+    "cfg_cond2_negative": 2.0,
+}
 PERP_NEG = {
     "positive": "positive",
     "negative": "negative",
@@ -20,7 +26,9 @@ PERP_NEG = {
 @pytest.fixture(scope="module")
 def demo(app):
     model, clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
-    return model, {name: app.run("CLIPTextEncode", clip=clip, text=text)[0] for name, text in TEXTS.items()}
+    return model, {
+        name: app.run("CLIPTextEncode", clip=clip, text=text)[0] for name, text in TEXTS.items()
+    }
 
 
 def masked(app, model, apply_to):
@@ -33,13 +41,19 @@ def masked(app, model, apply_to):
 
 
 def masked_texts(app, model, texts, guider):
-    """Whether the neurons are silenced in the rows of each text, by its name, in one evaluation of a batch of two."""
+    """Whether the neurons are silenced in the rows of each text, by its name, in one evaluation of
+    a batch of two.
+    """
     module, rows = model.model.diffusion_model.get_submodule(LAYER), []
 
     def record(_module, _args, kwargs, output):
         silenced = (output == module.to_out[0].bias).flatten(1).all(1).tolist()
         for context, masked in zip(kwargs["context"], silenced, strict=True):
-            names = [name for name, text in texts.items() if torch.equal(text[0][0][0].to(context), context)]
+            names = [
+                name
+                for name, text in texts.items()
+                if torch.equal(text[0][0][0].to(context), context)
+            ]
             rows.append((*names, masked))
 
     handle = module.register_forward_hook(record, with_kwargs=True)
@@ -47,14 +61,19 @@ def masked_texts(app, model, texts, guider):
         with torch.inference_mode():
             noise = torch.randn(2, 24, 8, 8, generator=torch.Generator().manual_seed(0))
             (sampler,) = app.run("KSamplerSelect", sampler_name="euler")
-            guider.sample(noise, torch.zeros_like(noise), sampler, torch.tensor([5.0, 0.0]), disable_pbar=True)
+            guider.sample(
+                noise, torch.zeros_like(noise), sampler, torch.tensor([5.0, 0.0]), disable_pbar=True
+            )
     finally:
         handle.remove()
     return {name: {masked for found, masked in rows if found == name} for name, _ in rows}
 
 
 def guider(app, texts, node, inputs, model):
-    given = {name: texts.get(value, value) if isinstance(value, str) else value for name, value in inputs.items()}
+    given = {
+        name: texts.get(value, value) if isinstance(value, str) else value
+        for name, value in inputs.items()
+    }
     return app.run(node, model=model, **given)[0]
 
 
@@ -65,7 +84,11 @@ def guider(app, texts, node, inputs, model):
         ("CFGGuider", CFG | {"cfg": 1.0}, {"positive"}),
         ("DualCFGGuider", DUAL | {"style": "regular"}, {"positive", "middle", "negative"}),
         ("DualCFGGuider", DUAL | {"style": "nested"}, {"positive", "middle", "negative"}),
-        ("DualCFGGuider", DUAL | {"style": "regular", "cfg_cond2_negative": 1.0}, {"positive", "middle"}),
+        (
+            "DualCFGGuider",
+            DUAL | {"style": "regular", "cfg_cond2_negative": 1.0},
+            {"positive", "middle"},
+        ),
         ("PerpNegGuider", PERP_NEG, {"positive", "middle", "negative"}),
         ("BasicGuider", {"conditioning": "positive"}, {"positive"}),
     ],
@@ -73,7 +96,9 @@ def guider(app, texts, node, inputs, model):
 def test_a_mask_acts_on_the_positive_prompt_only(app, demo, node, inputs, evaluated):
     model, texts = demo
     found = {
-        apply_to: masked_texts(app, model, texts, guider(app, texts, node, inputs, masked(app, model, apply_to)))
+        apply_to: masked_texts(
+            app, model, texts, guider(app, texts, node, inputs, masked(app, model, apply_to))
+        )
         for apply_to in ("positive", "both")
     }
     assert found == {
@@ -95,7 +120,10 @@ def test_a_mask_leaves_the_copies_that_regions_add_to_the_negative_side(app, dem
     inputs = DUAL | {"style": "regular"} if node == "DualCFGGuider" else CFG
     sampled = guider(app, prompts, node, inputs, masked(app, model, "positive"))
     found = masked_texts(app, model, texts, sampled)
-    assert found == {name: {name == "positive"} for name in found} and {"positive", "negative"} <= set(found)
+    assert found == {name: {name == "positive"} for name in found} and {
+        "positive",
+        "negative",
+    } <= set(found)
 
 
 def test_a_mask_acts_beside_a_patch_that_evaluates_copies_of_the_prompt(app, demo):
@@ -105,7 +133,9 @@ def test_a_mask_acts_beside_a_patch_that_evaluates_copies_of_the_prompt(app, dem
     from comfy.patcher_extension import WrappersMP
 
     def copied(executor, model, conds, *args):
-        return executor(model, [[{**entry, "uuid": uuid.uuid4()} for entry in group] for group in conds], *args)
+        return executor(
+            model, [[{**entry, "uuid": uuid.uuid4()} for entry in group] for group in conds], *args
+        )
 
     model, texts = demo
     clone = model.clone()

@@ -20,7 +20,14 @@ class World:
         return self.app.run("CLIPTextEncode", clip=self.clip, text=text)[0]
 
     def sample(self, model=None, positive=None, cfg=3.0):
-        given = {"seed": 7, "steps": 1, "cfg": cfg, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
+        given = {
+            "seed": 7,
+            "steps": 1,
+            "cfg": cfg,
+            "sampler_name": "euler",
+            "scheduler": "normal",
+            "denoise": 1.0,
+        }
         return self.app.run(
             "KSampler",
             model=model or self.model,
@@ -80,26 +87,42 @@ def test_attention_scaling_hides_the_padding_and_scales_the_first_logit(world):
     pack = world.app.module("nodes.neurons.attention_scaling_comfy")
     hidden = torch.arange(77) >= real
     with torch.inference_mode():
-        with pack._changed(call_of(world.model.model.diffusion_model), [path], 1.25, hidden):
+        with pack._changed(
+            call_of(world.model.model.diffusion_model),
+            [path],
+            pack.Scaling(first_scale=1.25, hidden=hidden),
+        ):
             found = module(x, context=context)
-        q, k, v = (layer(value) for layer, value in ((module.to_q, x), (module.to_k, context), (module.to_v, context)))
-        q, k, v = (part.view(1, part.shape[1], module.heads, -1).transpose(1, 2) for part in (q, k, v))
+        q, k, v = (
+            layer(value)
+            for layer, value in ((module.to_q, x), (module.to_k, context), (module.to_v, context))
+        )
+        q, k, v = (
+            part.view(1, part.shape[1], module.heads, -1).transpose(1, 2) for part in (q, k, v)
+        )
         logits = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
         logits[..., 0] *= 1.25
         weights = logits[..., :real].softmax(-1)
         expected = module.to_out((weights @ v[..., :real, :]).transpose(1, 2).flatten(2))
-    assert (found - expected).abs().max() < 1e-5 * expected.abs().max()  # another order of float32 sums
+    assert (
+        found - expected
+    ).abs().max() < 1e-5 * expected.abs().max()  # another order of float32 sums
     assert hooks_left(world.model) == 0
 
 
 def test_attention_scaling_beside_a_longer_negative_prompt(world):
-    """ComfyUI then repeats the positive prompt; a repeated prompt is attended to as the prompt itself."""
+    """ComfyUI then repeats the positive prompt; a repeated prompt is attended to as the prompt
+    itself.
+    """
     path = "output_blocks.4.1.transformer_blocks.0.attn2"
     network = world.model.model.diffusion_model
     module, hidden = network.get_submodule(path), torch.arange(77) >= 6
     context, x = torch.randn(1, 77, 128), torch.randn(1, 16, module.to_q.in_features)
     pack = world.app.module("nodes.neurons.attention_scaling_comfy")
-    with torch.inference_mode(), pack._changed(call_of(network), [path], 1.25, hidden):
+    with (
+        torch.inference_mode(),
+        pack._changed(call_of(network), [path], pack.Scaling(first_scale=1.25, hidden=hidden)),
+    ):
         once, twice = module(x, context=context), module(x, context=context.repeat(1, 2, 1))
     assert torch.allclose(once, twice, atol=1e-5)
 
@@ -150,7 +173,9 @@ def test_the_norm_to_lower_is_that_of_memorization_score(world):
         width=64,
         height=64,
     )
-    (row,) = csv.DictReader(io.StringIO(next(text for text in outputs if str(text).startswith("prompt,score"))))
+    (row,) = csv.DictReader(
+        io.StringIO(next(text for text in outputs if str(text).startswith("prompt,score")))
+    )
     norm, report = float(row["text_norm"]), world.adjust(target_norm=1000.0)[1]
     assert float(report.split()[2]) == pytest.approx(norm, rel=0.01) and norm > 0.1
 
@@ -229,6 +254,7 @@ def unlearned(world, **changes):
         "cfg": 3.0,
         "seed": 1,
         "gradient_checkpointing": False,
+        "precision": "fp32",
     }
     return world.app.run("GBX_AdversarialUnlearning", **(given | changes))
 
@@ -239,15 +265,21 @@ def test_unlearning_gives_a_lora_and_leaves_the_model(world):
     assert lora and all("attn2" in name for name in lora)
     assert not torch.equal(world.sample(model), plain) and torch.equal(world.sample(), plain)
     assert hooks_left(world.model) == 0 and figure.shape[0] == 1
-    assert "9 rows of the network with gradients, 3 without" in report and "Memorization Audit" in report
-    loaded = {strength: world.app.run("LoraModelLoader", model=world.model, lora=lora, strength_model=strength)[0]
+    assert (
+        "9 rows of the network with gradients, 3 without" in report
+        and "Memorization Audit" in report
+    )
+    loaded = {strength: world.app.run("LoraModelLoader", model=world.model, lora=lora,
+    strength_model=strength)[0]
               for strength in (0.0, 1.0)}  # fmt: skip
     assert torch.equal(world.sample(loaded[0.0]), plain)
     assert torch.equal(world.sample(loaded[1.0]), world.sample(model))
 
 
 def test_the_defaults_of_unlearning_are_those_of_its_settings(world):
-    schema = world.app.module("nodes.neurons.nodes_mitigations").AdversarialUnlearning.define_schema()
+    schema = world.app.module(
+        "nodes.neurons.nodes_mitigations"
+    ).AdversarialUnlearning.define_schema()
     given = {one.id: getattr(one, "default", None) for one in schema.inputs}
     settings = world.app.module("nodes.neurons.unlearning").UnlearningSettings()
     for name in ("steps", "learning_rate", "batch_size", "keep", "attack_steps", "restart"):
@@ -261,13 +293,16 @@ def test_unlearning_is_repeated_by_its_seed_and_by_checkpointing(world):
     again_computed = unlearned(world, gradient_checkpointing=True)[1]
     assert all(torch.equal(first[name], again[name]) for name in first)
     gaps = torch.cat([(first[name] - again_computed[name]).abs().flatten() for name in first])
-    # Adam divides a gradient by its size: where it is little but rounding, an entry moves by part of a step (.01).
+    # Adam divides a gradient by its size: where it is little but rounding, an entry moves by part
+    # of a step (.01).
     assert float(gaps.mean()) < 1e-7 and float(gaps.max()) < 1e-4
     assert any(not torch.equal(first[name], other[name]) for name in first)
 
 
 def test_the_ordinary_target_is_the_model_without_the_lora(world):
-    """In the first step the LoRA is nothing yet, so ordinary prompts differ by nothing; later they do."""
+    """In the first step the LoRA is nothing yet, so ordinary prompts differ by nothing; later they
+    do.
+    """
     session = world.app.module("nodes.neurons.embedding_session_comfy")
     seen = []
 
@@ -278,7 +313,9 @@ def test_the_ordinary_target_is_the_model_without_the_lora(world):
         with s.untouched():
             seen.append(s.predicted(x, timestep, rows=[1]))
         seen.append(s.predicted(x, timestep, rows=[1]))
-        assert s.weight(timestep).shape == (1, 1, 1, 1) and float(s.weight(timestep)) > 1  # the demo model predicts v
+        assert (
+            s.weight(timestep).shape == (1, 1, 1, 1) and float(s.weight(timestep)) > 1
+        )  # the demo model predicts v
 
     latent = torch.zeros(1, 24, 8, 8)
     name = "diffusion_model.out.2.weight"
@@ -292,7 +329,11 @@ def test_the_ordinary_target_is_the_model_without_the_lora(world):
             functions={name: change},
         )
     untouched, same, again, changed = (one.detach() for one in seen)
-    assert torch.equal(untouched, same) and torch.equal(untouched, again) and not torch.equal(untouched, changed)
+    assert (
+        torch.equal(untouched, same)
+        and torch.equal(untouched, again)
+        and not torch.equal(untouched, changed)
+    )
 
 
 @pytest.mark.parametrize(

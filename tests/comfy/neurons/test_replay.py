@@ -1,4 +1,6 @@
-"""A search computes again only what a changed neuron can change, and gets the bits of whole evaluations."""
+"""A search computes again only what a changed neuron can change, and gets the bits of whole
+evaluations.
+"""
 
 import pytest
 import reduced
@@ -29,23 +31,37 @@ def silenced(sd15, rows, **neurons):
     factors = {}
     for part, count in neurons.items():
         width = sd15[0].model.diffusion_model.get_submodule(PART[part]).out_features
-        factors[PART[part]] = torch.cat([torch.zeros(count), torch.ones(width - count)]).expand(rows, -1)
+        factors[PART[part]] = torch.cat([torch.zeros(count), torch.ones(width - count)]).expand(
+            rows, -1
+        )
     return factors
 
 
 def counted(sd15, calls):
     """Handles that note which blocks compute."""
     network = sd15[0].model.diffusion_model
-    blocks = {"first": network.input_blocks[1][0], "middle": network.middle_block[1], "last": network.output_blocks[11]}
-    inner = {
-        name: next(module for module in block.modules() if not [*module.children()]) for name, block in blocks.items()
+    blocks = {
+        "first": network.input_blocks[1][0],
+        "middle": network.middle_block[1],
+        "last": network.output_blocks[11],
     }
-    return [module.register_forward_hook(lambda *_, name=name: calls.append(name)) for name, module in inner.items()]
+    inner = {
+        name: next(module for module in block.modules() if not [*module.children()])
+        for name, block in blocks.items()
+    }
+    return [
+        module.register_forward_hook(lambda *_, name=name: calls.append(name))
+        for name, module in inner.items()
+    ]
 
 
 def test_only_what_follows_the_changed_layer_is_computed(app, sd15):
     noise, calls = torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(0)), []
-    sets = [silenced(sd15, 3, down=4, middle=4), silenced(sd15, 3, down=4, middle=3), silenced(sd15, 3, down=4)]
+    sets = [
+        silenced(sd15, 3, down=4, middle=4),
+        silenced(sd15, 3, down=4, middle=3),
+        silenced(sd15, 3, down=4),
+    ]
     one_row = [{path: factor[:1] for path, factor in factors.items()} for factors in sets]
 
     def work(predict):
@@ -74,8 +90,13 @@ def test_only_what_follows_the_changed_layer_is_computed(app, sd15):
 
 
 def searched(app, sd15, calls, patch):
-    """Predictions of four sets behind a patch of the input blocks, and the blocks that computed for them."""
-    noise, model = torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(1)), sd15[0].clone()
+    """Predictions of four sets behind a patch of the input blocks, and the blocks that computed for
+    them.
+    """
+    noise, model = (
+        torch.randn(3, *SHAPE, generator=torch.Generator().manual_seed(1)),
+        sd15[0].clone(),
+    )
     model.set_model_input_block_patch(patch)
     sets = [silenced(sd15, 3, down=4, middle=count) for count in (4, 3, 2, 1)]
 
@@ -100,14 +121,18 @@ def test_outputs_that_are_changed_in_place_are_replayed_as_they_were(app, sd15):
 
 def test_a_network_that_counts_its_calls_is_not_replayed(app, sd15):
     calls = []
-    found, computed, _ = searched(app, sd15, calls, lambda h, _options: h + 0.1 * calls.count("last"))
+    found, computed, _ = searched(
+        app, sd15, calls, lambda h, _options: h + 0.1 * calls.count("last")
+    )
     assert computed.count("first") == 4 and not torch.equal(found[0], found[1])
 
 
 @pytest.mark.parametrize("architecture", ["sd3", "flux"])
 def test_transformers_are_replayed(app, architecture):
     model, clip, _ = reduced.checkpoint(architecture)
-    layers = app.module("nodes.neurons.neuron_layers").feed_forward_layers(model.model.diffusion_model)
+    layers = app.module("nodes.neurons.neuron_layers").feed_forward_layers(
+        model.model.diffusion_model
+    )
     first_step, positive = (
         app.module("nodes.neurons.first_step_comfy"),
         app.run("CLIPTextEncode", clip=clip, text="a hat")[0],
@@ -115,13 +140,17 @@ def test_transformers_are_replayed(app, architecture):
     shape = first_step.latent_shape(model, 64, 64)
     noise = torch.randn(2, *shape, generator=torch.Generator().manual_seed(3))
     ran = []
-    handle = model.model.diffusion_model.get_submodule(layers[0].path).register_forward_hook(lambda *_: ran.append(1))
+    handle = model.model.diffusion_model.get_submodule(layers[0].path).register_forward_hook(
+        lambda *_: ran.append(1)
+    )
 
     def work(predict):
         found = []
         for count in (9, 6, 3):
             factors = {layers[0].path: torch.zeros(2, layers[0].width)}
-            factors[layers[-1].path] = (torch.arange(layers[-1].width) >= count).float().expand(2, -1)
+            factors[layers[-1].path] = (
+                (torch.arange(layers[-1].width) >= count).float().expand(2, -1)
+            )
             ran.clear()
             found.append((predict(noise, factors), len(ran), predict(noise, factors, replay=False)))
         return found
@@ -145,7 +174,12 @@ def test_what_wraps_the_network_sees_every_layer(app, sd15):
     handles = counted(sd15, calls)
     try:
         at_first_step(
-            app, sd15, lambda predict: [predict(noise, silenced(sd15, 3, down=4, middle=n)) for n in (3, 2, 1)], model
+            app,
+            sd15,
+            lambda predict: [
+                predict(noise, silenced(sd15, 3, down=4, middle=n)) for n in (3, 2, 1)
+            ],
+            model,
         )
     finally:
         for handle in handles:
@@ -176,7 +210,10 @@ def test_a_changed_stage_whose_output_is_no_tensor_ends_the_replay(app):
     replay, found = app.module("nodes.neurons.replay").Replay(network), []
     replay.trusted = True  # else the comparison with a whole evaluation would find it
     for first, last in ((2.0, 5.0), (3.0, 5.0), (3.0, 7.0)):
-        network.factors = {"blocks.0": torch.full((2, 1, 1, 1), first), "blocks.2": torch.full((2, 1, 1, 1), last)}
+        network.factors = {
+            "blocks.0": torch.full((2, 1, 1, 1), first),
+            "blocks.2": torch.full((2, 1, 1, 1), last),
+        }
         replayed = replay.unchanged(noise, network.factors)
         with replay.running(noise, network.factors, replayed):
             assert torch.equal(network(noise), noise * first * last)

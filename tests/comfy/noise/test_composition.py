@@ -1,4 +1,6 @@
-"""Composition Noise inside a real ComfyUI: stock at strength 0, and the same start through both of its outputs."""
+"""Composition Noise inside a real ComfyUI: stock at strength 0, and the same start through both of
+its outputs.
+"""
 
 import pytest
 import torch
@@ -14,7 +16,9 @@ def gaussian(*shape, seed=0):
 def demo(app):
     """Demo MODEL, positive and negative conditioning."""
     model, clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
-    return model, *(app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("blue hoodie", ""))
+    return model, *(
+        app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("blue hoodie", "")
+    )
 
 
 @pytest.fixture(scope="module")
@@ -25,9 +29,16 @@ def vae(app):
 @pytest.fixture(scope="module")
 def composed(app, demo):
     def run(latent, **changed):
-        given = {"guide": {"samples": gaussian(1, 24, 16, 16, seed=3)}, "seed": SEED, "strength": 0.8, "cutoff": 2.0}
+        given = {
+            "guide": {"samples": gaussian(1, 24, 16, 16, seed=3)},
+            "seed": SEED,
+            "strength": 0.8,
+            "cutoff": 2.0,
+        }
         return app.run(
-            "GBX_CompositionNoise", latent=latent, **{**given, "low_cutoff": 0.0, "model": demo[0], **changed}
+            "GBX_CompositionNoise",
+            latent=latent,
+            **{**given, "low_cutoff": 0.0, "model": demo[0], **changed},
         )
 
     return run
@@ -60,7 +71,12 @@ def advanced(app, demo, noise):
     sampler = app.run("KSamplerSelect", sampler_name="euler")[0]
     sigmas = app.run("BasicScheduler", model=model, scheduler="normal", steps=2, denoise=1.0)[0]
     return app.run(
-        "SamplerCustomAdvanced", noise=noise, guider=guider, sampler=sampler, sigmas=sigmas, latent_image=empty()
+        "SamplerCustomAdvanced",
+        noise=noise,
+        guider=guider,
+        sampler=sampler,
+        sigmas=sigmas,
+        latent_image=empty(),
     )[0]["samples"]
 
 
@@ -70,8 +86,14 @@ def advanced(app, demo, noise):
         ({}, None),
         ({"shape": "custom", "strength": 0.55}, None),
         ({"shape": "soft"}, None),  # sets what was entered
-        ({"shape": "soft", "cutoff": 3.0}, "sets strength 0.8 and cutoff 2; those entered, 0.8 and 3, are not used"),
-        ({"shape": "firm", "strength": 0.0}, "sets strength 0.4 and cutoff 4; those entered, 0 and 2, are not used"),
+        (
+            {"shape": "soft", "cutoff": 3.0},
+            "sets strength 0.8 and cutoff 2; those entered, 0.8 and 3, are not used",
+        ),
+        (
+            {"shape": "firm", "strength": 0.0},
+            "sets strength 0.4 and cutoff 4; those entered, 0 and 2, are not used",
+        ),
     ],
 )
 def test_the_report_says_which_numbers_a_shape_leaves_unused(composed, given, line):
@@ -89,10 +111,16 @@ def test_strength_zero_is_stock(app, demo, composed):
 
 
 def test_another_noise_is_reordered_and_its_seed_counts(app, demo, composed):
-    """Random Noise of the same seed gives the same; another noise is what is reordered, in both outputs."""
-    noise, for_ksampler, seed, *_ = composed(empty(), noise=app.run("RandomNoise", noise_seed=SEED)[0], seed=3)
+    """Random Noise of the same seed gives the same; another noise is what is reordered, in both
+    outputs.
+    """
+    noise, for_ksampler, seed, *_ = composed(
+        empty(), noise=app.run("RandomNoise", noise_seed=SEED)[0], seed=3
+    )
     expected, latent, *_ = composed(empty())
-    assert seed == SEED and torch.equal(noise.generate_noise(empty()), expected.generate_noise(empty()))
+    assert seed == SEED and torch.equal(
+        noise.generate_noise(empty()), expected.generate_noise(empty())
+    )
     assert torch.equal(for_ksampler["samples"], latent["samples"])
     disabled = app.run("DisableNoise")[0]
     noise, for_ksampler, *_ = composed(empty(), noise=disabled, strength=0.0)
@@ -153,7 +181,10 @@ def by_mask(composed):
 
 
 def test_a_mask_needs_no_vae_and_takes_the_guides_colors(by_mask, vae):
-    runs = {"preview": by_mask(), "guide": by_mask(guide={"samples": gaussian(8, 24, 16, 16, seed=3)})}
+    runs = {
+        "preview": by_mask(),
+        "guide": by_mask(guide={"samples": gaussian(8, 24, 16, 16, seed=3)}),
+    }
     runs["vae"] = by_mask(vae=vae)
     noise_of = {name: outputs[0].generate_noise(empty()) for name, outputs in runs.items()}
     assert "by the model's preview" in runs["preview"][3] and "mean values" in runs["guide"][3]
@@ -166,7 +197,9 @@ def test_a_mask_needs_no_vae_and_takes_the_guides_colors(by_mask, vae):
 
 
 def test_colors_change_the_noise_of_a_mask(by_mask):
-    one, other = (by_mask(background=color)[0].generate_noise(empty()) for color in ("#6b9eed", "fff4a0"))
+    one, other = (
+        by_mask(background=color)[0].generate_noise(empty()) for color in ("#6b9eed", "fff4a0")
+    )
     assert not torch.equal(one, other)
 
 
@@ -193,3 +226,15 @@ def test_a_shape_replaces_both_numbers_and_custom_neither(composed):
 def test_masks_that_cannot_be_followed_are_refused(by_mask, changed, sentence):
     with pytest.raises(ValueError, match=sentence):
         by_mask(**changed)
+
+
+def test_the_node_composes_at_its_strength(app, composed):
+    composition = app.module("nodes.noise.composition")
+    guide = gaussian(1, 24, 16, 16, seed=3)
+    latent = {"samples": torch.zeros(1, 24, 16, 16)}
+    made = composed(latent, strength=0.35, shape="custom")[0].generate_noise(latent)
+    drawn = app.run("RandomNoise", noise_seed=SEED)[0].generate_noise(latent)
+    settings = composition.CompositionSettings(strength=0.35, cutoff=2.0, low=0.0)
+    expected = composition.compose_noise(settings, drawn, guide=guide)
+    assert torch.equal(made, expected)
+    assert not torch.equal(made, drawn)

@@ -36,7 +36,8 @@ def go_on(app, model, tmp_path):
     adapters = app.module("nodes.host.training.adapters")
 
     def run(tensors, algorithm="LoRA", on=model, **options):
-        name = f"{tmp_path.name}.safetensors"  # its own: ComfyUI takes the first file of a name in all folders
+        # its own: ComfyUI takes the first file of a name in all folders
+        name = f"{tmp_path.name}.safetensors"
         save_file(tensors, tmp_path / name)
         folder_paths.filename_list_cache.clear()
         existing, _ = adapters.read_lora(name)
@@ -62,10 +63,13 @@ def update(made, model, key):
 
 @pytest.mark.parametrize("layer", [LINEAR, PROJ, KERNEL])
 @pytest.mark.parametrize(
-    "kind", ["LoRA", "LoRA without alpha", "float16", "float8", "LoHa", "LoKr", "OFT", "diff", *REFUSED]
+    "kind",
+    ["LoRA", "LoRA without alpha", "float16", "float8", "LoHa", "LoKr", "OFT", "diff", *REFUSED],
 )
 def test_the_change_of_a_file_is_where_training_starts(go_on, model, kind, layer):
-    """Against stock Load LoRA, relative 1e-4; what the trainer cannot hold is refused with the layer's name."""
+    """Against stock Load LoRA, relative 1e-4; what the trainer cannot hold is refused with the
+    layer's name.
+    """
     tensors = parts(kind, layer, model)
     if tensors is None:
         pytest.skip("the kind has no such layer")
@@ -76,12 +80,15 @@ def test_the_change_of_a_file_is_where_training_starts(go_on, model, kind, layer
     made, stock = go_on(tensors)
     key = WEIGHTS[layer]
     assert float(stock[key].norm()) > 0.01
-    torch.testing.assert_close(update(made, model, key), stock[key], rtol=0, atol=1e-4 * float(stock[key].norm()))
+    torch.testing.assert_close(
+        update(made, model, key), stock[key], rtol=0, atol=1e-4 * float(stock[key].norm())
+    )
     assert "1 weights go on from it" in made.report and "are new" in made.report
 
 
 @pytest.mark.parametrize(
-    "names", [("lora_A.weight", "lora_B.weight"), ("lora_A.default.weight", "lora_B.default.weight")]
+    "names",
+    [("lora_A.weight", "lora_B.weight"), ("lora_A.default.weight", "lora_B.default.weight")],
 )
 def test_files_without_alpha_keep_their_strength(go_on, model, names):
     tensors = parts("LoRA without alpha", LINEAR, model, down=names[0], up=names[1])
@@ -98,7 +105,10 @@ def test_the_nodes_own_output_of_every_algorithm(app, go_on, model, algorithm):
     with torch.no_grad():
         for number, parameter in enumerate(first.parameters.values()):
             if parameter.requires_grad:
-                parameter.add_(0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+                parameter.add_(
+                    0.05
+                    * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+                )
     with torch.inference_mode():
         made, _ = go_on(first.lora(), algorithm, layers="input_blocks.1.")
     assert first.parameters.keys() == made.parameters.keys()
@@ -115,7 +125,10 @@ def test_diffusers_names(go_on, model, style):
     name = f"{block}.to_q" if style.startswith("unet") else f"{block}.processor.to_q"
     down = style.format(name)
     weight = model.model.state_dict()[WEIGHTS[LINEAR]]
-    tensors = {down: torch.randn(2, weight.shape[1]), down.replace("down", "up"): torch.randn(len(weight), 2)}
+    tensors = {
+        down: torch.randn(2, weight.shape[1]),
+        down.replace("down", "up"): torch.randn(len(weight), 2),
+    }
     tensors = {key.replace("up_blocks", "down_blocks"): value for key, value in tensors.items()}
     made, _ = go_on(tensors)
     wanted = next(v for k, v in tensors.items() if "up.weight" in k) @ tensors[down]
@@ -123,7 +136,9 @@ def test_diffusers_names(go_on, model, style):
 
 
 def test_parts_of_a_fused_weight_go_on_as_one(go_on):
-    """Flux's q and v by diffusers names: rows of one weight; ranks add up, dW as stock Load LoRA's, 1e-5."""
+    """Flux's q and v by diffusers names: rows of one weight; ranks add up, dW as stock Load LoRA's,
+    1e-5.
+    """
     import reduced
 
     model = reduced.checkpoint("flux")[0]
@@ -152,7 +167,9 @@ def test_layers_of_other_sizes_are_refused_by_name(go_on, model):
 def test_numbers_that_are_not_finite_name_file_and_layer(go_on, model):
     tensors = parts("LoRA", LINEAR, model)
     tensors[next(iter(tensors))][0, 0] = float("nan")
-    with pytest.raises(ValueError, match=r"test_num.*safetensors holds NaN or infinity in down_blocks.*attn1\.to_q"):
+    with pytest.raises(
+        ValueError, match=r"test_num.*safetensors holds NaN or infinity in down_blocks.*attn1\.to_q"
+    ):
         go_on(tensors)
 
 
@@ -168,7 +185,12 @@ def test_what_is_left_out_is_named(go_on, model):
 
 
 def test_biases_and_norms_go_on(go_on, model):
-    tensors = {"diffusion_model.out.0.diff": torch.full((32,), 0.5), "diffusion_model.out.2.diff_b": torch.ones(4)}
+    tensors = {
+        "diffusion_model.out.0.diff": torch.full((32,), 0.5),
+        "diffusion_model.out.2.diff_b": torch.ones(4),
+    }
     made, _ = go_on(tensors)
-    assert torch.equal(made.functions["diffusion_model.out.0.weight"].value, tensors["diffusion_model.out.0.diff"])
+    assert torch.equal(
+        made.functions["diffusion_model.out.0.weight"].value, tensors["diffusion_model.out.0.diff"]
+    )
     assert torch.equal(made.functions["diffusion_model.out.2.bias"].value, torch.ones(4))

@@ -1,5 +1,8 @@
-"""The noise family inside a real ComfyUI: stock noise where nothing moves, and exactly the assigned noise elsewhere."""
+"""The noise family inside a real ComfyUI: stock noise where nothing moves, and exactly the assigned
+noise elsewhere.
+"""
 
+import re
 import threading
 
 import pytest
@@ -86,7 +89,9 @@ def test_off_returns_the_input_noise(immiscible, random_noise):
     assert noise is random_noise
     assert numbers_of(permutation) == list(range(5))
     assert "noise as drawn" in report
-    assert figure.shape[0] == 1 and figure.shape[-1] == 3 and figure.min() >= 0 and figure.max() <= 1
+    assert (
+        figure.shape[0] == 1 and figure.shape[-1] == 3 and figure.min() >= 0 and figure.max() <= 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -105,7 +110,9 @@ def test_k_of_one_is_stock(immiscible, choices):
 
 
 @pytest.mark.parametrize("mode", ["assign", "pool", "nearest"])
-@pytest.mark.parametrize("samples", [torch.zeros(4, 4, 8, 8), torch.full((4, 4, 8, 8), 0.0609)], ids=["zeros", "sd3"])
+@pytest.mark.parametrize(
+    "samples", [torch.zeros(4, 4, 8, 8), torch.full((4, 4, 8, 8), 0.0609)], ids=["zeros", "sd3"]
+)
 def test_empty_latents_are_stock(immiscible, latent_batch, mode, samples):
     given = {"samples": samples}
     noise, _, report, _ = immiscible(given, pairing=mode)
@@ -115,7 +122,9 @@ def test_empty_latents_are_stock(immiscible, latent_batch, mode, samples):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(5, 4, 8, 8), (3, 4, 2, 4, 4), (4, 8, 16)], ids=["image", "video", "sound"])
+@pytest.mark.parametrize(
+    "shape", [(5, 4, 8, 8), (3, 4, 2, 4, 4), (4, 8, 16)], ids=["image", "video", "sound"]
+)
 def test_assigned_noise_is_stock_noise_in_another_order(immiscible, dtype, shape):
     samples = (5 * gaussian(*shape)).to(dtype)
     noise, permutation, _, _ = immiscible({"samples": samples})
@@ -128,14 +137,20 @@ def test_assigned_noise_is_stock_noise_in_another_order(immiscible, dtype, shape
 def test_latents_that_are_not_contiguous(immiscible):
     given = {"samples": (5 * gaussian(5, 8, 4, 8)).transpose(1, 2)}
     noise, permutation, *_ = immiscible(given)
-    assert torch.equal(noise.generate_noise(given), stock(given["samples"])[numbers_of(permutation)])
+    assert torch.equal(
+        noise.generate_noise(given), stock(given["samples"])[numbers_of(permutation)]
+    )
 
 
 @pytest.mark.parametrize(
     "choices", [{"pairing": "assign"}, {"pairing": "pool", "pool_index": 2}], ids=["assign", "pool"]
 )
-@pytest.mark.parametrize("given", [{}, {"batch_index": [4, 9, 2, 7, 5]}], ids=["plain", "with numbers"])
-def test_batch_index_makes_a_stock_sampler_draw_the_same_noise(immiscible, latent_batch, choices, given):
+@pytest.mark.parametrize(
+    "given", [{}, {"batch_index": [4, 9, 2, 7, 5]}], ids=["plain", "with numbers"]
+)
+def test_batch_index_makes_a_stock_sampler_draw_the_same_noise(
+    immiscible, latent_batch, choices, given
+):
     given = latent(**given)
     noise, permutation, *_ = immiscible(given, **choices)
     assert numbers_of(permutation) != given.get("batch_index", list(range(5)))
@@ -154,7 +169,9 @@ def test_official_nearest_by_batch_index(immiscible, latent_batch):
 
 
 def test_sizes_that_are_no_multiple_of_16(app, latent_batch):
-    """There the noise of a batch is not that of its images; what is assigned is what KSampler then draws."""
+    """There the noise of a batch is not that of its images; what is assigned is what KSampler then
+    draws.
+    """
     given = latent(6, 3, 5, 7)
     batch, _, _, report, _ = latent_batch(given)
     drawn = stock(given["samples"], batch["batch_index"])
@@ -166,7 +183,9 @@ def test_the_batch_keeps_its_other_keys_and_the_input_is_not_changed(latent_batc
     given = latent(noise_mask=torch.ones(1, 1, 64, 64), type="audio")
     batch = latent_batch(given)[0]
     assert "batch_index" not in given
-    assert batch["samples"] is given["samples"] and batch["type"] == "audio" and "noise_mask" in batch
+    assert (
+        batch["samples"] is given["samples"] and batch["type"] == "audio" and "noise_mask" in batch
+    )
 
 
 def test_a_single_image_again(app, latent_batch):
@@ -177,9 +196,17 @@ def test_a_single_image_again(app, latent_batch):
 
 
 @pytest.mark.parametrize(
-    "choices", [{}, {"pairing": "pool"}, {"pairing": "nearest"}, {"pairing": "nearest", "nearest_form": "official"}]
+    "choices",
+    [
+        {},
+        {"pairing": "pool"},
+        {"pairing": "nearest"},
+        {"pairing": "nearest", "nearest_form": "official"},
+    ],
 )
-def test_the_global_generator_is_left_as_stock_leaves_it(immiscible, latent_batch, app, random_noise, choices):
+def test_the_global_generator_is_left_as_stock_leaves_it(
+    immiscible, latent_batch, app, random_noise, choices
+):
     given = latent()
     (noise, *_), after_node = state_after(lambda: immiscible(given, **choices))
     assert after_node == state_after(lambda: None)[1]
@@ -204,11 +231,16 @@ def test_the_mask_weighs_the_distance(immiscible):
     best = linear_sum_assignment(-product.numpy())[1]
     best_sum = product[torch.arange(6), torch.from_numpy(best)].sum()
     own_sum = product[torch.arange(6), torch.tensor(permutation)].sum()
-    assert own_sum == pytest.approx(float(best_sum), rel=0.02)  # the mask is soft where it is scaled down
+    assert own_sum == pytest.approx(
+        float(best_sum), rel=0.02
+    )  # the mask is soft where it is scaled down
 
 
 def test_masks_of_a_video_and_of_each_image(immiscible):
-    for shape, mask in (((3, 4, 2, 8, 8), torch.rand(2, 64, 64)), ((3, 4, 8, 8), torch.rand(3, 64, 64))):
+    for shape, mask in (
+        ((3, 4, 2, 8, 8), torch.rand(2, 64, 64)),
+        ((3, 4, 8, 8), torch.rand(3, 64, 64)),
+    ):
         given = latent(*shape, noise_mask=mask)
         assert sorted(numbers_of(immiscible(given)[1])) == [0, 1, 2]
 
@@ -238,16 +270,22 @@ def test_the_model_brings_latents_to_its_scale(app, immiscible):
     given = {"samples": 3 * gaussian(4, 24, 16, 16) + 1}
     seen = []
     real = model.get_model_object("process_latent_in")
-    model.add_object_patch("process_latent_in", lambda samples: seen.append(samples) or real(samples))
+    model.add_object_patch(
+        "process_latent_in", lambda samples: seen.append(samples) or real(samples)
+    )
     report = immiscible(given, model=model, pairing="nearest", k=8.0)[2]
     assert seen and torch.equal(seen[0], given["samples"])
     expected = (real(given["samples"]) - stock(given["samples"])).flatten(1).norm(dim=1).mean()
     assert f"before {expected:.3f}" in report
 
 
-def test_the_demo_model_generates_the_same_with_the_wrapper_and_with_the_batch_index(app, immiscible, latent_batch):
+def test_the_demo_model_generates_the_same_with_the_wrapper_and_with_the_batch_index(
+    app, immiscible, latent_batch
+):
     model, clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
-    positive, negative = (app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("blue hoodie", ""))
+    positive, negative = (
+        app.run("CLIPTextEncode", clip=clip, text=text)[0] for text in ("blue hoodie", "")
+    )
     given = {"samples": gaussian(3, 24, 16, 16)}
 
     def advanced(noise):
@@ -255,13 +293,30 @@ def test_the_demo_model_generates_the_same_with_the_wrapper_and_with_the_batch_i
         sampler = app.run("KSamplerSelect", sampler_name="euler")[0]
         sigmas = app.run("BasicScheduler", model=model, scheduler="normal", steps=2, denoise=0.6)[0]
         return app.run(
-            "SamplerCustomAdvanced", noise=noise, guider=guider, sampler=sampler, sigmas=sigmas, latent_image=given
+            "SamplerCustomAdvanced",
+            noise=noise,
+            guider=guider,
+            sampler=sampler,
+            sigmas=sigmas,
+            latent_image=given,
         )[0]["samples"]
 
     def ksampler(latent_image):
-        how = {"steps": 2, "cfg": 3.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 0.6}
+        how = {
+            "steps": 2,
+            "cfg": 3.0,
+            "sampler_name": "euler",
+            "scheduler": "normal",
+            "denoise": 0.6,
+        }
         return app.run(
-            "KSampler", model=model, seed=SEED, positive=positive, negative=negative, latent_image=latent_image, **how
+            "KSampler",
+            model=model,
+            seed=SEED,
+            positive=positive,
+            negative=negative,
+            latent_image=latent_image,
+            **how,
         )[0]["samples"]
 
     off, assigned = (immiscible(given, pairing=mode)[0] for mode in ("off", "assign"))
@@ -271,22 +326,29 @@ def test_the_demo_model_generates_the_same_with_the_wrapper_and_with_the_batch_i
     assert not torch.equal(advanced(assigned), plain)
 
 
-def preview(app, latents, **changed):
-    given = {"batch_size": 4, "pool_size": 16, "k": 4.0, "seed": 1} | changed
-    return app.run("GBX_NoiseGainPreview", latents=latents, **{name: [value] for name, value in given.items()})
+ESTIMATE = {"gain_batch_size": 4, "pool_size": 16, "k": 4.0}
 
 
-def test_the_gain_estimate_of_two_sizes(app):
-    figure, report, batch, pool, nearest = preview(app, [latent(8, 4, 8, 8), latent(2, 4, 8, 12)])
-    assert figure.shape[0] == 1 and figure.shape[-1] == 3
-    assert "10 images of 2 size(s)" in report
+def test_the_report_estimates_what_a_training_gains(immiscible):
+    given = latent(8, 4, 8, 8)
+    plain = immiscible(given, pool_size=16)
+    _, numbers, report, figure = immiscible(given, **ESTIMATE)
+    assert numbers == plain[1] and figure.shape[0] == 2 and plain[3].shape[0] == 1
+    assert torch.equal(figure[:1], plain[3])
+    # of the rest of the report, the milliseconds alone differ
+    assert plain[2].splitlines()[:2] == report.splitlines()[:2]
+    assert "8 images of 1 size(s)" in report and "Estimated gain" not in plain[2]
+    batch, pool, nearest = (
+        float(re.search(rf"{name}: ([-\d.]+) %", report)[1])
+        for name in ("batches of 4", "pool of 16", "nearest of 4")
+    )
     assert 0 < batch < pool and nearest > 0
-    again = preview(app, [latent(8, 4, 8, 8), latent(2, 4, 8, 12)])
-    assert again[2:] == (batch, pool, nearest)
-    assert state_after(lambda: preview(app, [latent()]))[1] == state_after(lambda: None)[1]
+    again = immiscible(given, **ESTIMATE)[2]
+    assert again.partition("Estimated gain")[2] == report.partition("Estimated gain")[2]
+    assert state_after(lambda: immiscible(given, **ESTIMATE))[1] == state_after(lambda: None)[1]
 
 
-def test_the_preview_stops_while_it_assigns(app, monkeypatch):
+def test_the_estimate_stops_while_it_assigns(app, immiscible, monkeypatch):
     """A pool of thousands takes one call of many seconds: Stop must not wait for it."""
     from comfy import model_management
 
@@ -298,20 +360,23 @@ def test_the_preview_stops_while_it_assigns(app, monkeypatch):
         assert go_on.wait(60)
 
     monkeypatch.setattr(module, "estimate_assignment", long)
-    stopper = threading.Thread(target=lambda: begun.wait(60) and model_management.interrupt_current_processing())
+    stopper = threading.Thread(
+        target=lambda: begun.wait(60) and model_management.interrupt_current_processing()
+    )
     stopper.start()
     try:
         with pytest.raises(model_management.InterruptProcessingException):
-            preview(app, [latent()])
+            immiscible(latent(), **ESTIMATE)
     finally:
         go_on.set()
         stopper.join()
 
 
-def test_the_preview_says_when_there_is_nothing(app):
-    _, report, batch, pool, nearest = preview(app, [{"samples": torch.zeros(4, 4, 8, 8)}])
-    assert (batch, pool, nearest) == (0, 0, 0)
-    assert "the latents are empty" in report
+def test_the_estimate_says_when_there_is_nothing(immiscible):
+    report = immiscible({"samples": torch.zeros(4, 4, 8, 8)}, **ESTIMATE)[2]
+    gains = report.partition("Estimated gain")[2]
+    assert gains.count(": 0.00 %") == 3
+    assert "the latents are empty" in gains
 
 
 @pytest.mark.parametrize(
@@ -328,7 +393,9 @@ def test_bad_input_raises_one_sentence(immiscible, given, choices, sentence):
 
 
 def test_a_latent_is_blank_where_each_channel_has_one_value(app):
-    """An empty latent of SD3 or Flux has a value of its own in each channel; a latent of single positions never is."""
+    """An empty latent of SD3 or Flux has a value of its own in each channel; a latent of single
+    positions never is.
+    """
     view = app.module("nodes.host.latent_shapes").view
     values = torch.arange(4.0)[None, :, None, None]
     samples = torch.cat([values.expand(1, 4, 8, 6), torch.zeros(1, 4, 8, 6), gaussian(1, 4, 8, 6)])

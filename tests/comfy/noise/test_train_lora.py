@@ -1,4 +1,6 @@
-"""Train LoRA (Exact Resume) inside a real ComfyUI: core's run with mode off, resume, stop, and what comes out."""
+"""Train LoRA (Exact Resume) inside a real ComfyUI: core's run with mode off, resume, stop, and what
+comes out.
+"""
 
 import newer
 import pytest
@@ -25,18 +27,22 @@ def core(app, model, captions, latents, **changed):
     }
     given |= {"training_dtype": DEFAULTS["precision"], "lora_dtype": DEFAULTS["lora_precision"]}
     torch.manual_seed(99)
-    lora, losses = newer.train_lora(app, model=model, latents=latents, positive=captions, **(given | changed))
+    lora, losses = newer.train_lora(
+        app, model=model, latents=latents, positive=captions, **(given | changed)
+    )
     return losses, lora
 
 
 @pytest.fixture
 def cores_factors(app, monkeypatch):
-    """Let our first factors be core's, which come from the global generator as the test has seeded it."""
+    """Let our first factors be core's, which come from the global generator as the test has seeded
+    it.
+    """
     adapters = app.module("nodes.host.training.adapters")
     real = adapters.create
 
-    def create(model, algorithm, rank, dtype, seed, *others):
-        return real(model, algorithm, rank, dtype, 99, *others)
+    def create(model, **options):
+        return real(model, **{**options, "seed": 99})
 
     monkeypatch.setattr(adapters, "create", create)
 
@@ -44,42 +50,67 @@ def cores_factors(app, monkeypatch):
 @pytest.fixture
 def whole_weights(app, monkeypatch):
     """Let LoRAs change whole weights, as core's do, and not what layers put out."""
-    monkeypatch.setattr(app.module("nodes.host.training.layer_weights"), "low_rank", lambda function: None)
+    monkeypatch.setattr(
+        app.module("nodes.host.training.layer_weights"), "low_rank", lambda function: None
+    )
 
 
 def test_mode_off_is_cores_run_but_for_rounding(app, captions, trained, cores_factors):
-    """x W + (x A) B rounds elsewhere than x (W + A B): the losses of 20 steps on the demo model to 2e-4."""
+    """x W + (x A) B rounds elsewhere than x (W + A B): the losses of 20 steps on the demo model to
+    2e-4.
+    """
     model, clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
     captions, latents = encoded(app, clip), noise_images(24)
-    theirs, _ = core(app, model, captions, latents, steps=20, training_dtype="fp32", lora_dtype="fp32")
-    ours = trained(model=[model], positive=captions, latents=latents, steps=20, precision="fp32", lora_precision="fp32")
-    assert ours["loss_map"]["loss"] == pytest.approx(theirs, rel=2e-3 if newer.than_tested() else 2e-4)
+    theirs, _ = core(
+        app, model, captions, latents, steps=20, training_dtype="fp32", lora_dtype="fp32"
+    )
+    ours = trained(
+        model=[model],
+        positive=captions,
+        latents=latents,
+        steps=20,
+        precision="fp32",
+        lora_precision="fp32",
+    )
+    assert ours["loss_map"]["loss"] == pytest.approx(
+        theirs, rel=2e-3 if newer.than_tested() else 2e-4
+    )
 
 
 @pytest.mark.parametrize(("dtype", "steps"), [("fp32", 20), ("bf16", 4)])
-def test_mode_off_is_cores_run(app, parts, captions, latents, trained, cores_factors, whole_weights, dtype, steps):
-    """Same factors; order, noise and noise levels replayed from a private generator: the same losses, bit for bit.
+def test_mode_off_is_cores_run(
+    app, parts, captions, latents, trained, cores_factors, whole_weights, dtype, steps
+):
+    """Same factors; order, noise and noise levels replayed from a private generator: the same
+    losses, bit for bit.
 
-    For 20 steps on the demo model, and in bfloat16 on the small one; with whole weights changed, as core does it.
+    For 20 steps on the demo model, and in bfloat16 on the small one; with whole weights changed, as
+    core does it.
     """
     same = {"steps": steps, "precision": dtype, "lora_precision": dtype}
     model = parts[0]
     if dtype == "fp32":
         model, clip, _ = app.run("GBX_LoadDemoModel", weights="avatars-v2")
         captions, latents = encoded(app, clip), noise_images(24)
-    theirs, their_lora = core(app, model, captions, latents, steps=steps, training_dtype=dtype, lora_dtype=dtype)
+    theirs, their_lora = core(
+        app, model, captions, latents, steps=steps, training_dtype=dtype, lora_dtype=dtype
+    )
     ours = trained(model=[model], positive=captions, latents=latents, **same)
     assert len(theirs) == steps
     assert their_lora.keys() == ours["lora"].keys()
     if newer.than_tested():  # it rounds elsewhere, which AdamW's first steps enlarge
-        assert ours["loss_map"]["loss"] == pytest.approx(theirs, rel=2e-2 if dtype == "bf16" else 2e-3)
+        assert ours["loss_map"]["loss"] == pytest.approx(
+            theirs, rel=2e-2 if dtype == "bf16" else 2e-3
+        )
         return
     assert ours["loss_map"]["loss"] == theirs
     assert all(torch.equal(their_lora[name], value) for name, value in ours["lora"].items())
 
 
 def test_mode_off_is_cores_run_in_batches(app, parts, captions, latents, trained, cores_factors):
-    """With one caption for all; with several, core shows every image of a batch the mean over all its captions."""
+    """With one caption for all; with several, core shows every image of a batch the mean over all
+    its captions.
+    """
     same = {"steps": 6, "batch_size": 3, "grad_accumulation_steps": 2}
     theirs, _ = core(app, parts[0], captions[:1], latents, **same)
     ours = trained(positive=captions[:1], **same)
@@ -96,8 +127,20 @@ def test_the_global_generator_is_left_alone(trained):
 @pytest.mark.parametrize(
     "choices",
     [
-        {"pairing": "pool", "batch_size": 2, "lr_schedule": "cosine", "warmup_steps": 2, "lora_precision": "bf16"},
-        {"pairing": "nearest", "unit": "epochs", "steps": 2, "optimizer": "RMSprop", "weighting": "min_snr"},
+        {
+            "pairing": "pool",
+            "batch_size": 2,
+            "lr_schedule": "cosine",
+            "warmup_steps": 2,
+            "lora_precision": "bf16",
+        },
+        {
+            "pairing": "nearest",
+            "unit": "epochs",
+            "steps": 2,
+            "optimizer": "RMSprop",
+            "weighting": "min_snr",
+        },
         {"pairing": "off", "grad_accumulation_steps": 2},
     ],
 )
@@ -130,7 +173,9 @@ def test_a_longer_run_goes_on_after_the_end(trained):
 
 
 def test_empty_latents_are_given_the_channels_of_the_model(trained):
-    """As stock samplers do with Empty Latent Image on a model of other channels; others are refused."""
+    """As stock samplers do with Empty Latent Image on a model of other channels; others are
+    refused.
+    """
     empty = [{"samples": torch.zeros(1, 24, 8, 8)} for _ in range(4)]
     assert trained(latents=empty, steps=1)["steps"] == 1
     with pytest.raises(ValueError, match="takes 4 channels"):
@@ -198,7 +243,9 @@ def test_stop_cancels_and_keeps_what_it_has_where_that_was_chosen(app, trained, 
 
 
 def test_finish_now_keeps_what_it_has(app, parts, trained, monkeypatch):
-    """Pressed during the third step: three steps, validated and with images; during the last one the run is whole."""
+    """Pressed during the third step: three steps, validated and with images; during the last one
+    the run is whole.
+    """
     nodes = app.module("nodes.noise.train_lora_comfy")
     real, steps = nodes.FinishNow.check, []
 
@@ -213,17 +260,26 @@ def test_finish_now_keeps_what_it_has(app, parts, trained, monkeypatch):
     finished = trained(held_out=2, vae=parts[2])
     assert finished["steps"] == 3 and "finished at 3 of 4 steps" in finished["report"]
     assert [step for step, _ in finished["loss_map"]["validation"]] == [0, 2, 3]
-    assert len(finished["images"]) == 3 and not torch.equal(finished["images"][1], finished["images"][2])
+    assert len(finished["images"]) == 3 and not torch.equal(
+        finished["images"][1], finished["images"][2]
+    )
     steps.clear()
     pressed = 4
     assert "finished at" not in trained()["report"]
 
 
-def test_stop_while_a_finished_run_is_sampled_leaves_its_images_to_the_next(app, parts, trained, monkeypatch):
-    """Finish now in the third step, Stop in the first evaluation of the sample images, and the same again."""
+def test_stop_while_a_finished_run_is_sampled_leaves_its_images_to_the_next(
+    app, parts, trained, monkeypatch
+):
+    """Finish now in the third step, Stop in the first evaluation of the sample images, and the same
+    again.
+    """
     from comfy import model_management
 
-    session, nodes = app.module("nodes.host.training.trainer").Session, app.module("nodes.noise.train_lora_comfy")
+    session, nodes = (
+        app.module("nodes.host.training.trainer").Session,
+        app.module("nodes.noise.train_lora_comfy"),
+    )
     check, evaluate, calls = nodes.FinishNow.check, session.denoised, []
 
     def press(self):
@@ -237,25 +293,45 @@ def test_stop_while_a_finished_run_is_sampled_leaves_its_images_to_the_next(app,
             model_management.interrupt_current_processing()
         return evaluate(self, *given, **more)
 
-    run = {"vae": parts[2], "checkpoint_name": "training/finished_and_stopped", "sample_interval": 0}
+    run = {
+        "vae": parts[2],
+        "checkpoint_name": "training/finished_and_stopped",
+        "sample_interval": 0,
+    }
     with monkeypatch.context() as patched:
         patched.setattr(nodes.FinishNow, "check", press)
         patched.setattr(session, "denoised", stop)
         with pytest.raises(model_management.InterruptProcessingException):
             trained(**run)
     again = trained(**run)
-    assert again["steps"] == 3 and isinstance(again["images"], torch.Tensor) and "finished at 3 of 4" in again["report"]
+    assert (
+        again["steps"] == 3
+        and isinstance(again["images"], torch.Tensor)
+        and "finished at 3 of 4" in again["report"]
+    )
 
 
-def test_validation_does_not_depend_on_the_pairing_and_samples_are_generated(parts, captions, trained):
-    how = {"held_out": 2, "vae": parts[2], "sample_positive": captions[:2], "sample_negative": captions[3:]}
+def test_validation_does_not_depend_on_the_pairing_and_samples_are_generated(
+    parts, captions, trained
+):
+    how = {
+        "held_out": 2,
+        "vae": parts[2],
+        "sample_positive": captions[:2],
+        "sample_negative": captions[3:],
+    }
     drawn, paired = (trained(pairing=mode, **how) for mode in ("off", "pool"))
     first = [outputs["loss_map"]["validation"][0] for outputs in (drawn, paired)]
     assert first[0] == first[1]
     assert [step for step, _ in paired["loss_map"]["validation"]] == [0, 2, 4]
-    assert paired["images"].shape == (6, 64, 64, 3) and torch.equal(paired["images"][:2], drawn["images"][:2])
+    assert paired["images"].shape == (6, 64, 64, 3) and torch.equal(
+        paired["images"][:2], drawn["images"][:2]
+    )
     assert not torch.equal(paired["images"][4:], drawn["images"][4:])
-    assert "2 images trained on, 2 held out, 4 steps" in paired["report"] and "shorter" in paired["report"]
+    assert (
+        "2 images trained on, 2 held out, 4 steps" in paired["report"]
+        and "shorter" in paired["report"]
+    )
     assert paired["figure"].shape[-1] == 3
 
 
@@ -301,7 +377,9 @@ def test_training_on_from_a_file(app, trained, monkeypatch, tmp_path):
     assert second["steps"] == 3
     for name, value in first["lora"].items():
         assert torch.allclose(second["lora"][name], value, atol=1e-5), name
-    foreign = {f"lora_unet_elsewhere.lora_{part}.weight": torch.ones(2, 2) for part in ("up", "down")}
+    foreign = {
+        f"lora_unet_elsewhere.lora_{part}.weight": torch.ones(2, 2) for part in ("up", "down")
+    }
     save_file(foreign, tmp_path / "foreign.safetensors")
     with pytest.raises(ValueError, match="made for another model"):
         trained(steps=1, existing_lora="foreign.safetensors")
@@ -313,7 +391,9 @@ def test_training_on_from_a_file(app, trained, monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("mode", ["off", "assign", "pool", "nearest"])
 def test_buckets_of_sizes(trained, captions, mode):
-    sizes = [{"samples": gaussian(count, 4, 8, side, seed=side)} for count, side in ((2, 8), (2, 12))]
+    sizes = [
+        {"samples": gaussian(count, 4, 8, side, seed=side)} for count, side in ((2, 8), (2, 12))
+    ]
     outputs = trained(latents=sizes, pairing=mode, batch_size=2, unit="epochs", steps=2)
     assert outputs["steps"] == 4
 
@@ -339,6 +419,8 @@ def test_bad_input_raises_one_sentence(trained, captions, changed, sentence):
 
 
 #: Inputs of core's Train LoRA that have another name here.
+#: Core trains in bf16 also where the device emulates it.
+_OWN_DEFAULTS = {"training_dtype": "auto"}
 _RENAMED = {"training_dtype": "precision", "lora_dtype": "lora_precision"}
 #: Inputs of core's that are not here, and why; all are of ComfyUI after 0.3.75.
 _CORES_OWN = {
@@ -350,14 +432,17 @@ _CORES_OWN = {
 
 
 def test_every_input_of_cores_train_lora_is_here_or_named(app):
-    core, ours = (app.classes[name].GET_SCHEMA() for name in ("TrainLoraNode", "GBX_TrainLoraImmiscible"))
+    core, ours = (
+        app.classes[name].GET_SCHEMA() for name in ("TrainLoraNode", "GBX_TrainLoraImmiscible")
+    )
     names = {field.id for field in core.inputs}
     known = {field.id: field for field in ours.inputs}
     assert {name for name in names if _RENAMED.get(name, name) not in known} <= set(_CORES_OWN)
     for field in core.inputs:
         mine = known.get(_RENAMED.get(field.id, field.id))
         if mine is not None and hasattr(field, "default"):
-            assert mine.default in (field.default, None), field.id  # None: the first of the options
+            expected = _OWN_DEFAULTS.get(field.id, field.default)
+            assert mine.default in (expected, None), field.id  # None: the first of the options
         if mine is not None and hasattr(field, "options") and field.id not in _RENAMED:
             assert set(mine.options) >= set(field.options), field.id
 
@@ -365,7 +450,13 @@ def test_every_input_of_cores_train_lora_is_here_or_named(app):
 def test_the_new_options_at_their_defaults_are_the_run_of_before(trained):
     before = trained()
     same = trained(
-        alpha=1.0, layers="", caption_dropout=0.0, noise_levels="uniform", logit_mean=2.0, logit_std=3.0, ema_decay=0.0
+        alpha=1.0,
+        layers="",
+        caption_dropout=0.0,
+        noise_levels="uniform",
+        logit_mean=2.0,
+        logit_std=3.0,
+        ema_decay=0.0,
     )
     assert before["loss_map"] == same["loss_map"]
     assert all(torch.equal(before["lora"][name], same["lora"][name]) for name in before["lora"])
@@ -388,7 +479,9 @@ def test_dropped_captions_train_on_the_empty_one(app, parts, captions, trained):
 
 
 def test_masked_positions_do_not_count(trained, latents):
-    """With the lower half masked, other content there (same noise) changes the loss through the network alone."""
+    """With the lower half masked, other content there (same noise) changes the loss through the
+    network alone.
+    """
     mask = torch.zeros(1, 64, 64)
     mask[:, :32] = 1
     plain, ones, masked = trained(), trained(masks=[torch.ones(1, 8, 8)]), trained(masks=[mask])

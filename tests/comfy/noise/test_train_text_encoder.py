@@ -6,7 +6,9 @@ from trainer_inputs import TEXTS
 
 
 def test_the_text_encoder_is_trained_too(app, parts, captions, trained, tmp_path):
-    """At rate 0 the run is that without it; else a stock LoRA loader gives the MODEL and the CLIP of the outputs."""
+    """At rate 0 the run is that without it; else a stock LoRA loader gives the MODEL and the CLIP
+    of the outputs.
+    """
     import folder_paths
     from safetensors.torch import save_file
 
@@ -15,7 +17,11 @@ def test_the_text_encoder_is_trained_too(app, parts, captions, trained, tmp_path
     still = trained(clip=clip, captions=list(TEXTS), text_encoder_rate=0.0)
     assert still["loss_map"] == plain["loss_map"]
     outputs = trained(clip=clip, captions=list(TEXTS), learning_rate=0.01)
-    text = {name: value for name, value in outputs["lora"].items() if name.startswith("text_encoders.clip_l.")}
+    text = {
+        name: value
+        for name, value in outputs["lora"].items()
+        if name.startswith("text_encoders.clip_l.")
+    }
     assert text and all("lora_" in name or name.endswith(".alpha") for name in text)
     assert any(value.any() for name, value in text.items() if "lora_up" in name)
 
@@ -36,10 +42,17 @@ def test_the_text_encoder_is_trained_too(app, parts, captions, trained, tmp_path
         strength_clip=1.0,
     )
     assert torch.equal(encoded_by(loaded[1]), encoded_by(outputs["clip"]))
+    on = trained(clip=clip, captions=list(TEXTS), existing_lora="with_text.safetensors", steps=1)[
+        "report"
+    ]
+    count = len({name.rsplit(".", 2)[0] for name in text if "lora_up" in name})
+    assert f"Existing LoRA: {count} text encoder weights go on from it, 0 are new." in on
 
 
 def test_the_clip_of_the_output_is_that_of_the_last_step(app, parts, trained):
-    """Another run's first held-out loss with the MODEL and the CLIP of the outputs is the last one of the training."""
+    """Another run's first held-out loss with the MODEL and the CLIP of the outputs is the last one
+    of the training.
+    """
 
     def run(encoder, **changed):
         positive = [app.run("CLIPTextEncode", clip=encoder, text=TEXTS[1])[0]]
@@ -52,7 +65,12 @@ def test_the_clip_of_the_output_is_that_of_the_last_step(app, parts, trained):
 
 
 def test_resume_with_the_text_encoder_is_the_uninterrupted_run(parts, trained):
-    options = {"clip": parts[1], "captions": list(TEXTS), "text_encoder_rate": 0.5, "lr_schedule": "constant"}
+    options = {
+        "clip": parts[1],
+        "captions": list(TEXTS),
+        "text_encoder_rate": 0.5,
+        "lr_schedule": "constant",
+    }
     whole = trained(**options)
     trained(**options, checkpoint_name="glassbox/text_parts", steps=2)
     resumed = trained(**options, checkpoint_name="glassbox/text_parts")

@@ -1,4 +1,6 @@
-"""Buckets and the comparison of runs through the nodes, as Make Training Dataset and Train LoRA use them."""
+"""Buckets and the comparison of runs through the nodes, as Make Training Dataset and Train LoRA use
+them.
+"""
 
 import pytest
 import torch
@@ -13,7 +15,11 @@ def test_each_image_goes_to_its_own_shape_with_its_mask(app):
     wide, square = torch.rand(1, 50, 100, 3), torch.rand(2, 70, 70, 3)
     masks = [torch.ones(1, 50, 100), torch.zeros(2, 70, 70)]
     images, cut, report = buckets(app, images=[wide, square], masks=masks)
-    assert [tuple(image.shape) for image in images] == [(1, 48, 80, 3), (1, 64, 64, 3), (1, 64, 64, 3)]
+    assert [tuple(image.shape) for image in images] == [
+        (1, 48, 80, 3),
+        (1, 64, 64, 3),
+        (1, 64, 64, 3),
+    ]
     assert [tuple(mask.shape) for mask in cut] == [(1, 48, 80), (1, 64, 64), (1, 64, 64)]
     assert cut[0].min() > 0.999 and cut[1].max() == 0 and "64 x 64: 2 images" in report
     with pytest.raises(ValueError, match="1 masks do not fit 3 images"):
@@ -24,7 +30,9 @@ def test_each_image_goes_to_its_own_shape_with_its_mask(app):
 def test_without_masks_their_output_rests(app, masks):
     from comfy_execution.graph import ExecutionBlocker
 
-    assert isinstance(buckets(app, images=[torch.rand(1, 64, 64, 3)], **masks)[1][0], ExecutionBlocker)
+    assert isinstance(
+        buckets(app, images=[torch.rand(1, 64, 64, 3)], **masks)[1][0], ExecutionBlocker
+    )
 
 
 def test_resizing_stops_before_the_next_image(app, monkeypatch):
@@ -56,7 +64,9 @@ def test_long_name_is_cut_in_the_figure_and_formulas_stay_text(app):
     run = {"loss": [1.0, 0.5], "validation": [[0, 1.0], [2, 0.5]]}
 
     def named(name):
-        return app.run("GBX_CompareTrainingRuns", loss_map_a=run, loss_map_b=run, name_a=name, name_b="B")
+        return app.run(
+            "GBX_CompareTrainingRuns", loss_map_a=run, loss_map_b=run, name_a=name, name_b="B"
+        )
 
     figures = [named("x" * length)[0] for length in (298, 301, 200_000)]
     assert torch.equal(figures[1], figures[2]) and not torch.equal(figures[0], figures[1])

@@ -40,13 +40,17 @@ def loha(stem):
     update = (parts["hada_w1_a"].double() @ parts["hada_w1_b"].double()) * (
         parts["hada_w2_a"].double() @ parts["hada_w2_b"].double()
     )
-    return {f"{stem}.{name}": value for name, value in parts.items()} | {f"{stem}.alpha": torch.tensor(6.0)}, 2 * update
+    return {f"{stem}.{name}": value for name, value in parts.items()} | {
+        f"{stem}.alpha": torch.tensor(6.0)
+    }, 2 * update
 
 
 def lokr(stem):
     first, a, b = draw(1, 4, 4), draw(2, 16, 2), draw(3, 2, 16)
     tensors = {f"{stem}.lokr_w1": first, f"{stem}.lokr_w2_a": a, f"{stem}.lokr_w2_b": b}
-    return {**tensors, f"{stem}.alpha": torch.tensor(2.0)}, torch.kron(first.double(), a.double() @ b.double())
+    return {**tensors, f"{stem}.alpha": torch.tensor(2.0)}, torch.kron(
+        first.double(), a.double() @ b.double()
+    )
 
 
 def full(stem):
@@ -55,9 +59,15 @@ def full(stem):
 
 
 def dora(stem, weight):
-    """ComfyUI's (and LyCORIS') form with the magnitude on the output side: m (W + dW) / |W| by row."""
+    """ComfyUI's (and LyCORIS') form with the magnitude on the output side: m (W + dW) / |W| by
+    row.
+    """
     up, down, scale = draw(6, 64, 2), draw(7, 2, 64), 1 + draw(8, 64, 1).abs()
-    tensors = {f"{stem}.lora_up.weight": up, f"{stem}.lora_down.weight": down, f"{stem}.dora_scale": scale}
+    tensors = {
+        f"{stem}.lora_up.weight": up,
+        f"{stem}.lora_down.weight": down,
+        f"{stem}.dora_scale": scale,
+    }
     moved = weight + up.double() @ down.double()
     norm = weight.norm(dim=1, keepdim=True) + torch.finfo(torch.float32).eps
     return {**tensors, f"{stem}.alpha": torch.tensor(2.0)}, moved * scale.double() / norm - weight
@@ -92,7 +102,9 @@ def test_members_of_every_kind(family, app, kind):
 
 
 def test_the_point_of_a_loha_is_what_comfyui_applies(family, app):
-    """Latents with W2W Apply and with the file in ComfyUI's own loader agree to 2e-3 of latents of 1."""
+    """Latents with W2W Apply and with the file in ComfyUI's own loader agree to 2e-3 of latents of
+    1.
+    """
     tensors, _ = loha(f"lora_unet_{LINEAR.replace('.', '_')}")
     plain = members.kohya(members.factors(70, layers=LAYERS))
     space, _ = family.build(**_UPDATES, filename="loha", lora_1=[plain, tensors])
@@ -102,7 +114,9 @@ def test_the_point_of_a_loha_is_what_comfyui_applies(family, app):
 
 
 def test_text_encoder_layers_reach_the_clip(family, app):
-    """The demo CLIP has no layer of CLIP's own names and comes back as it is; a CLIP-L gets them as by Load LoRA."""
+    """The demo CLIP has no layer of CLIP's own names and comes back as it is; a CLIP-L gets them as
+    by Load LoRA.
+    """
     import reduced
 
     model, clip, _ = reduced.checkpoint("sd15")
@@ -114,23 +128,70 @@ def test_text_encoder_layers_reach_the_clip(family, app):
     for number in range(2):
         layers = {"down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q": (320, 320)}
         tensors = members.kohya(members.factors(number, layers=layers))
-        text = {f"{name}.lora_down.weight": draw(number, 1, inputs), f"{name}.lora_up.weight": draw(9, outputs, 1)}
+        text = {
+            f"{name}.lora_down.weight": draw(number, 1, inputs),
+            f"{name}.lora_up.weight": draw(9, outputs, 1),
+        }
         made[number] = tensors | text
     space, _ = family.build(**_UPDATES, filename="text", lora_1=list(made.values()))
     point = family.draw(space, source="member", member_name="wire 1")[0]
     given = {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0}
-    patched = app.module("nodes.weights.lora_intervals_comfy").apply_text_lora(
-        clip, app.module("nodes.weights.lora_writer").to_tensors(point.layers()), 1.0
-    )
+    patches, layers = app.module("nodes.weights.lora_intervals_comfy"), point.lazy_layers()
+    targets = app.module("nodes.host.lora_targets")
+    fit = targets.fit(clip.patcher, targets.sizes_of(layers), space.stems, of_text=True)
+    patched = patches.apply_to_text(clip, patches.adapters(layers, fit.targets), 1.0)
     tokens = clip.tokenize("a portrait")
     stock = app.run(
-        "LoraLoader", model=model, clip=clip, lora_name=save(family, made[0]), strength_model=1.0, strength_clip=1.0
+        "LoraLoader",
+        model=model,
+        clip=clip,
+        lora_name=save(family, made[0]),
+        strength_model=1.0,
+        strength_clip=1.0,
     )[1]
     wanted = stock.encode_from_tokens(stock.tokenize("a portrait"))
     torch.testing.assert_close(patched.encode_from_tokens(tokens), wanted, atol=1e-4, rtol=1e-3)
     assert not torch.allclose(clip.encode_from_tokens(tokens), wanted, atol=1e-3)
     demo_clip = app.run("GBX_LoadDemoModel", weights="avatars-v2")[1]
-    assert app.run("GBX_W2WApply", model=family.model, point=family.point, clip=demo_clip, **given)[1] is demo_clip
+    assert (
+        app.run("GBX_W2WApply", model=family.model, point=family.point, clip=demo_clip, **given)[1]
+        is demo_clip
+    )
+
+
+@pytest.mark.parametrize("strength", [0.5, -1.0])
+def test_a_strength_reaches_the_clip_as_by_load_lora(family, app, strength):
+    import reduced
+
+    _, clip, _ = reduced.checkpoint("sd15")
+    name = "lora_te_text_model_encoder_layers_0_mlp_fc1"
+    weight = "clip_l.transformer.text_model.encoder.layers.0.mlp.fc1.weight"
+    outputs, inputs = clip.cond_stage_model.state_dict()[weight].shape
+    made = [
+        {
+            **members.kohya(members.factors(number, layers=LAYERS)),
+            f"{name}.lora_down.weight": draw(number, 1, inputs),
+            f"{name}.lora_up.weight": draw(9, outputs, 1),
+        }
+        for number in range(2)
+    ]
+    space, _ = family.build(**_UPDATES, filename=f"text {strength}", lora_1=made)
+    point = family.draw(space, source="member", member_name="wire 1")[0]
+    given = {"strength": strength, "start_percent": 0.0, "end_percent": 1.0}
+    patched = app.run("GBX_W2WApply", model=family.model, point=point, clip=clip, **given)[1]
+    stock = app.run(
+        "LoraLoader",
+        model=family.model,
+        clip=clip,
+        lora_name=save(family, made[0]),
+        strength_model=1.0,
+        strength_clip=strength,
+    )[1]
+    wanted = stock.encode_from_tokens(stock.tokenize("a portrait"))
+    found = patched.encode_from_tokens(patched.tokenize("a portrait"))
+    torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-3)
+    plain = clip.encode_from_tokens(clip.tokenize("a portrait"))
+    assert not torch.allclose(plain, wanted, atol=1e-3)
 
 
 def save(family, tensors) -> str:
@@ -151,11 +212,18 @@ def test_an_adapter_folder_of_peft_is_written_and_becomes_a_member(family, app):
     space, _ = family.build(**_UPDATES, filename="peft", lora_1=plain)
     point = family.draw(space, source="member", member_name="wire 2")[0]
     _, file, report = app.run(
-        "GBX_W2WToLoRA", point=point, filename_prefix="loras/adapter", rank=1, file_format="peft", precision="fp32"
+        "GBX_W2WToLoRA",
+        point=point,
+        filename_prefix="loras/adapter",
+        rank=1,
+        file_format="peft",
+        precision="fp32",
     )
     folder = Path(folder_paths.get_output_directory()) / file
     assert (folder / "adapter_config.json").is_file() and "% of the change is kept" in report
     read = app.module("nodes.common.lora_reader").read(folder).layers
     for name, factors in point.layers().items():
         wanted = torch.mm(*factors.matrices(torch.float64))
-        torch.testing.assert_close(torch.mm(*read[name].matrices(torch.float64)), wanted, rtol=0, atol=1e-4)
+        torch.testing.assert_close(
+            torch.mm(*read[name].matrices(torch.float64)), wanted, rtol=0, atol=1e-4
+        )

@@ -1,4 +1,6 @@
-"""diffusers reads the LoRA files of W2W To LoRA: through its own reader, on the official layout of SD1.5."""
+"""diffusers reads the LoRA files of W2W To LoRA: through its own reader, on the official layout of
+SD1.5.
+"""
 
 import ast
 import csv
@@ -10,7 +12,9 @@ import torch
 
 def _official() -> dict[str, torch.Tensor]:
     """Numbers counted through, in the release's shapes."""
-    with open(repository.ROOT / "tests" / "data" / "weights" / "layout_sd15.csv", newline="") as file:
+    with open(
+        repository.ROOT / "tests" / "data" / "weights" / "layout_sd15.csv", newline=""
+    ) as file:
         shapes = {row["key"]: ast.literal_eval(row["shape"]) for row in csv.DictReader(file)}
     generator = torch.Generator().manual_seed(0)
     return {key: torch.randn(shape, generator=generator) for key, shape in shapes.items()}
@@ -22,7 +26,9 @@ def test_all_layers_factors_and_alphas_are_found(app):
     from glassbox.nodes.weights import lora_writer
 
     layers = lora_reader.parse_tensors(_official(), {"r": 1, "lora_alpha": 27}).layers
-    state, alphas = loaders.StableDiffusionLoraLoaderMixin.lora_state_dict(lora_writer.to_tensors(layers))[:2]
+    state, alphas = loaders.StableDiffusionLoraLoaderMixin.lora_state_dict(
+        lora_writer.to_tensors(layers)
+    )[:2]
     assert len(state) == 2 * len(layers) == 128
     for name, factors in layers.items():
         attention, _, projection = name.rpartition(".")

@@ -1,4 +1,6 @@
-"""W2W Invert inside a real ComfyUI: gradients through its own model path, and nothing left behind."""
+"""W2W Invert inside a real ComfyUI: gradients through its own model path, and nothing left
+behind.
+"""
 
 import members
 import pytest
@@ -28,22 +30,42 @@ def given(app, tmp_path_factory):
     model, clip, vae = app.run("GBX_LoadDemoModel", weights="avatars-v2")
     folder = tmp_path_factory.mktemp("loras")
     for seed in range(6):
-        save_file(members.kohya(members.factors(seed, layers=LAYERS)), folder / f"{seed}.safetensors")
-    building, sources = app.module("nodes.weights.space_builder"), app.module("nodes.weights.member_sources")
-    space = building.build(sources.file_sources(folder), building.BuildSettings(), folder / "s.safetensors")
+        save_file(
+            members.kohya(members.factors(seed, layers=LAYERS)), folder / f"{seed}.safetensors"
+        )
+    building, sources = (
+        app.module("nodes.weights.space_builder"),
+        app.module("nodes.weights.member_sources"),
+    )
+    space = building.build(
+        sources.file_sources(folder), building.BuildSettings(), folder / "s.safetensors"
+    )
     (positive,) = app.run("CLIPTextEncode", clip=clip, text="portrait")
-    (latent,) = app.run("VAEEncode", pixels=app.run("GBX_DemoPicture", image_index=1, count=2, part="face")[0], vae=vae)
+    (latent,) = app.run(
+        "VAEEncode",
+        pixels=app.run("GBX_DemoPicture", image_index=1, count=2, part="face")[0],
+        vae=vae,
+    )
     return {"model": model, "space": space, "positive": positive, "latent": latent, "vae": vae}
 
 
 def invert(app, given, **changed):
     vae = changed.pop("vae", None)
     inputs = {name: given[name] for name in ("model", "space", "positive", "latent")}
-    return app.run("GBX_W2WInvert", **{**inputs, **CHOICES, **changed}, **({"vae": vae} if vae else {}))
+    return app.run(
+        "GBX_W2WInvert", **{**inputs, **CHOICES, **changed}, **({"vae": vae} if vae else {})
+    )
 
 
 def sample(app, given, model):
-    how = {"seed": 1, "steps": 2, "cfg": 1.0, "sampler_name": "euler", "scheduler": "normal", "denoise": 1.0}
+    how = {
+        "seed": 1,
+        "steps": 2,
+        "cfg": 1.0,
+        "sampler_name": "euler",
+        "scheduler": "normal",
+        "denoise": 1.0,
+    }
     return app.run(
         "KSampler",
         model=model,
@@ -55,12 +77,26 @@ def sample(app, given, model):
 
 
 def test_a_run_and_what_it_leaves(app, given):
-    drawn = {"seed": 0, "count": 1, "components": 9, "spread": 1.0, "source": "random", "member_name": ""}
+    drawn = {
+        "seed": 0,
+        "count": 1,
+        "components": 9,
+        "spread": 1.0,
+        "source": "random",
+        "member_name": "",
+    }
     (point,) = app.run("GBX_W2WSample", space=given["space"], **drawn)[0]
     patched, _, _ = app.run(
-        "GBX_W2WApply", model=given["model"], point=point, strength=1.0, start_percent=0.0, end_percent=1.0
+        "GBX_W2WApply",
+        model=given["model"],
+        point=point,
+        strength=1.0,
+        start_percent=0.0,
+        end_percent=1.0,
     )
-    with_lora = sample(app, given, patched)  # a KSampler has run with a LoRA on the same MODEL before
+    with_lora = sample(
+        app, given, patched
+    )  # a KSampler has run with a LoRA on the same MODEL before
     plain = sample(app, given, given["model"])
     found, restored, plot, losses, report = invert(app, given, vae=given["vae"])
     assert len(losses["loss"]) == 3 and found.coefficients.abs().max() > 0.05
@@ -72,13 +108,18 @@ def test_a_run_and_what_it_leaves(app, given):
 
 
 def test_the_gradient_is_that_of_finite_differences(app, given):
-    """Through ComfyUI's model path in float32: central differences of the loss along three coefficients, 2 %."""
-    train, inversion = app.module("nodes.host.training.trainer"), app.module("nodes.weights.inversion")
+    """Through ComfyUI's model path in float32: central differences of the loss along three
+    coefficients, 2 %.
+    """
+    train, inversion = (
+        app.module("nodes.host.training.trainer"),
+        app.module("nodes.weights.inversion"),
+    )
     nodes = app.module("nodes.weights.inversion_comfy")
     space = given["space"]
     with torch.inference_mode(False):
         made = inversion.TrainablePoint(space, space.coefficients[1].clone(), 100)
-        run = inversion.Inversion(made, inversion.InversionSettings(seed=2))
+        run = inversion.Inversion(model=made, settings=inversion.InversionSettings(seed=2))
 
         def work(session):
             run.loss(session, None, 0).backward()
@@ -96,9 +137,13 @@ def test_the_gradient_is_that_of_finite_differences(app, given):
 
         functions = nodes.weight_functions(given["model"], made)
         latents = [given["latent"]["samples"][:1].clone()]
-        measured = train.run(given["model"], functions, latents, [given["positive"]], work, dtype=torch.float32)
+        measured = train.run(
+            given["model"], functions, latents, [given["positive"]], work, dtype=torch.float32
+        )
     gradient = made.coefficients.grad[:3]
-    torch.testing.assert_close(gradient, torch.tensor(measured), atol=0.02 * float(gradient.abs().max()), rtol=0.02)
+    torch.testing.assert_close(
+        gradient, torch.tensor(measured), atol=0.02 * float(gradient.abs().max()), rtol=0.02
+    )
 
 
 def test_mask_start_and_checkpoint(app, given):
@@ -112,7 +157,11 @@ def test_mask_start_and_checkpoint(app, given):
     found = invert(app, given, steps=1, learning_rate=1e-3, start_point=start)[0]
     torch.testing.assert_close(found.coefficients, start.coefficients, atol=2e-3, rtol=0)
     early = invert(app, given, steps=4, learning_rate=1e-6, early_stop=1)
-    assert len(early[3]["loss"]) == 1 and not early[0].coefficients.any() and "(early stop)" in early[4]
+    assert (
+        len(early[3]["loss"]) == 1
+        and not early[0].coefficients.any()
+        and "(early stop)" in early[4]
+    )
     once = invert(app, given, steps=4)[0]
     invert(app, given, steps=2, checkpoint_name="glassbox/inversion")
     resumed = invert(app, given, steps=4, checkpoint_name="glassbox/inversion")[0]
@@ -166,10 +215,14 @@ def folder_of_loras(tmp_path_factory):
     folder_paths.add_model_folder_path("loras", str(root))
     folder_paths.add_model_folder_path("w2w", str(root / "w2w"), is_default=True)
     (root / "w2w").mkdir()
-    folder = root / "people_of_every_form"  # a name of its own: ComfyUI looks through the folders of all tests
+    folder = (
+        root / "people_of_every_form"
+    )  # a name of its own: ComfyUI looks through the folders of all tests
     folder.mkdir()
     for seed in range(6):
-        save_file(members.kohya(members.factors(seed, layers=LAYERS)), folder / f"{seed}.safetensors")
+        save_file(
+            members.kohya(members.factors(seed, layers=LAYERS)), folder / f"{seed}.safetensors"
+        )
     return folder.name
 
 
@@ -178,14 +231,28 @@ def folder_of_loras(tmp_path_factory):
 def test_every_form_and_storage_at_both_precisions(app, given, folder_of_loras, form, storage):
     """Built as the queue builds it, in inference mode, whose tensors no gradient may cross.
 
-    The first loss is that of the mean, the same whatever the storage of the basis; a bfloat16 model is within 5 %.
+    The first loss is that of the mean, the same whatever the storage of the basis; a bfloat16 model
+    is within 5 %.
     """
-    how = {"rank": [128], "energy": [0.99], "components": [5], "standardize": [True], "on_mismatch": ["error"]}
-    more = {"folder": [folder_of_loras], "filename": [f"{form}-{storage}"], "form": [form], "storage": [storage]}
+    how = {
+        "rank": [128],
+        "energy": [0.99],
+        "components": [5],
+        "standardize": [True],
+        "on_mismatch": ["error"],
+    }
+    more = {
+        "folder": [folder_of_loras],
+        "filename": [f"{form}-{storage}"],
+        "form": [form],
+        "storage": [storage],
+    }
     space = app.run("GBX_W2WBuildSpace", **how, **more)[0]
     losses = {}
     for precision in ("fp32", "bf16"):
-        point, _, _, found, _ = invert(app, given, space=space, precision=precision, preview_interval=0)
+        point, _, _, found, _ = invert(
+            app, given, space=space, precision=precision, preview_interval=0
+        )
         assert point.coefficients.isfinite().all() and point.coefficients.abs().max() > 0.05
         losses[precision] = found["loss"]
     assert losses["bf16"] == pytest.approx(losses["fp32"], rel=0.05)
@@ -202,9 +269,14 @@ def test_another_base_model_is_refused(app, given):
 
 
 def test_latents_of_another_model_are_one_sentence_and_empty_ones_are_repaired(app, given):
-    """Four channels into the demo model's 24: an empty latent gets its channels as KSampler gives them."""
+    """Four channels into the demo model's 24: an empty latent gets its channels as KSampler gives
+    them.
+    """
     with pytest.raises(ValueError, match="24 channels"):
         invert(app, given, latent={"samples": torch.randn(1, 4, 16, 16)}, steps=1)
     with pytest.raises(ValueError, match="2 dimensions"):
         invert(app, given, latent={"samples": torch.randn(1, 24, 1, 16, 16)}, steps=1)
-    assert len(invert(app, given, latent={"samples": torch.zeros(1, 4, 16, 16)}, steps=1)[3]["loss"]) == 1
+    assert (
+        len(invert(app, given, latent={"samples": torch.zeros(1, 4, 16, 16)}, steps=1)[3]["loss"])
+        == 1
+    )

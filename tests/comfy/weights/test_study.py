@@ -1,4 +1,6 @@
-"""The study's own sampler of many models, against ComfyUI's samplers on the same predictions and noise."""
+"""The study's own sampler of many models, against ComfyUI's samplers on the same predictions and
+noise.
+"""
 
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -15,8 +17,12 @@ def family(app, tmp_path_factory):
 
 @pytest.mark.parametrize("ancestral", [False, True])
 @pytest.mark.parametrize(("one_sided", "until"), [(False, 0.0), (True, 0.0), (True, 400.0)])
-def test_the_sampler_of_many_models_takes_comfyuis_steps(family, monkeypatch, ancestral, one_sided, until):
-    """With predictions that depend on the image, the noise level, the weights and the prompt; to 1e-5."""
+def test_the_sampler_of_many_models_takes_comfyuis_steps(
+    family, monkeypatch, ancestral, one_sided, until
+):
+    """With predictions that depend on the image, the noise level, the weights and the prompt; to
+    1e-5.
+    """
     import comfy.k_diffusion.sampling as stock
     import comfy.samplers
 
@@ -40,13 +46,17 @@ def test_the_sampler_of_many_models_takes_comfyuis_steps(family, monkeypatch, an
         SimpleNamespace(network=None),
     )
     monkeypatch.setattr(image_sampler, "adapted", lambda *_: Adapted())
-    monkeypatch.setattr(sampler, "contexts", lambda texts: torch.tensor([float(bool(text)) for text in texts]))
+    monkeypatch.setattr(
+        sampler, "contexts", lambda texts: torch.tensor([float(bool(text)) for text in texts])
+    )
 
     def noise_of(x, sigma, _, context):
         return predicted(x, sigma, bool(changed), context[:, None, None, None])
 
     monkeypatch.setattr(sampler, "_noise_of", noise_of)
-    found = sampler._sample([None], ["a", "b"], image_sampler._Noise(seeds), steps, ancestral, 0.0, one_sided, until)
+    found = sampler._sample(
+        [None], ["a", "b"], image_sampler._Noise(seeds), steps, ancestral, 0.0, one_sided, until
+    )
 
     noise, empty = image_sampler._Noise(seeds), torch.zeros(1)
     sigmas = comfy.samplers.calculate_sigmas(sampling, "normal", steps)
@@ -63,14 +73,18 @@ def test_the_sampler_of_many_models_takes_comfyuis_steps(family, monkeypatch, an
     given = {"disable": True}
     if ancestral:
         given["noise_sampler"] = lambda *_: noise.draw()
-    wanted = (stock.sample_euler_ancestral if ancestral else stock.sample_euler)(denoised, first, sigmas, **given)
+    wanted = (stock.sample_euler_ancestral if ancestral else stock.sample_euler)(
+        denoised, first, sigmas, **given
+    )
     torch.testing.assert_close(found, wanted, atol=1e-5 * float(wanted.abs().max()), rtol=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("end_percent", "until"), [(1.0, 0.0), (0.6, 400.0)])
 def test_images_of_the_study_are_those_of_the_nodes(end_percent, until):
-    """Two members of the shipped space under W2W Guidance and Euler steps; the rest is float16 factors in the node."""
+    """Two members of the shipped space under W2W Guidance and Euler steps; the rest is float16
+    factors in the node.
+    """
     import comfy.sample
 
     from studies.common import host
@@ -89,8 +103,52 @@ def test_images_of_the_study_are_those_of_the_nodes(end_percent, until):
         with torch.inference_mode():
             model = node.execute(generator.model, point, 1.0, 1.0, None, end_percent).result[0]
             sides = generator.condition([text]), generator.condition([""])
-            given = (noise, steps, image_sampler.CFG, "euler", "normal", *sides, torch.zeros_like(noise))
+            given = (
+                noise,
+                steps,
+                image_sampler.CFG,
+                "euler",
+                "normal",
+                *sides,
+                torch.zeros_like(noise),
+            )
             latent = comfy.sample.sample(model, *given, disable_pbar=True)
         wanted = generator.model.model.process_latent_in(latent)
         error = (found - wanted).square().mean() / wanted.square().mean()
         assert error < 1e-3
+
+
+def test_weights_that_a_node_left_on_the_network_are_in_no_image(family):
+    """The sampler shares its network with the MODEL, which keeps the patches it was sampled
+    with.
+    """
+    import comfy.sample
+
+    from studies.weights import image_sampler, population
+    from studies.world.generate import Generator
+    from studies.world.release import WORLD
+
+    generator = Generator.load(WORLD)
+    trainer = population.Trainer(generator, population.Plan())
+    sampler = image_sampler.ImageSampler(generator, trainer)
+    unchanged = torch.zeros(1, trainer.layout.size)
+
+    def image():
+        return sampler.sample(unchanged, ["portrait"], 5, steps=2)
+
+    before = image()
+    (latents,) = torch.randn(1, 1, 24, 16, 16, generator=torch.Generator().manual_seed(0)).half()
+    contexts = torch.randn(1, 77, 128, generator=torch.Generator().manual_seed(1))
+    predicted = trainer.predict(latents.float(), torch.tensor([500]), contexts)
+    with torch.inference_mode():
+        given = {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0}
+        model = family.run("GBX_W2WApply", model=generator.model, point=family.point, **given)[0]
+        sides = [generator.condition([text]) for text in ("portrait", "")]
+        noise = torch.randn(1, 24, 16, 16)
+        comfy.sample.sample(
+            model, noise, 1, 3.0, "euler", "normal", *sides, noise, disable_pbar=True
+        )
+    assert generator.model.model.current_weight_patches_uuid is not None
+    again = trainer.predict(latents.float(), torch.tensor([500]), contexts)
+    assert torch.equal(predicted, again)
+    assert (before == image()).all()

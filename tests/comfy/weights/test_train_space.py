@@ -1,4 +1,6 @@
-"""W2W Train Space inside a real ComfyUI: folders in, a space out, on every architecture, and exactly resumed."""
+"""W2W Train Space inside a real ComfyUI: folders in, a space out, on every architecture, and
+exactly resumed.
+"""
 
 import shutil
 from pathlib import Path
@@ -61,7 +63,14 @@ def people(app):
 
 def train(app, demo, **changed):
     model, clip, vae = demo
-    given = {"model": model, "clip": clip, "vae": vae, "folder": "some people", **CHOICES, **changed}
+    given = {
+        "model": model,
+        "clip": clip,
+        "vae": vae,
+        "folder": "some people",
+        **CHOICES,
+        **changed,
+    }
     return app.run("GBX_W2WTrainSpace", **given)
 
 
@@ -75,14 +84,43 @@ def test_a_run_and_what_it_leaves(app, demo, people):
     after = demo[0].model.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())
     assert not any(module._forward_hooks for module in demo[0].model.modules())
-    drawn = {"seed": 0, "count": 1, "components": 9, "spread": 1.0, "source": "random", "member_name": ""}
+    drawn = {
+        "seed": 0,
+        "count": 1,
+        "components": 9,
+        "spread": 1.0,
+        "source": "random",
+        "member_name": "",
+    }
     (point,) = app.run("GBX_W2WSample", space=space, **drawn)[0]
     assert {factors.rank for factors in point.layers().values()} == {2}
 
 
+def test_a_network_may_prepare_its_text_by_layers_that_are_trained(app, demo, people, monkeypatch):
+    """As LTX-2 does by its connectors, one row at a time: without any member's change."""
+    model = demo[0].model
+    layer = next(
+        module
+        for name, module in model.diffusion_model.named_modules()
+        if name.endswith("attn1.to_q")
+    )
+    prepare = model.extra_conds
+    prepared = []
+
+    def preparing(**given):
+        prepared.append(layer(torch.zeros(1, 3, layer.in_features)))
+        return prepare(**given)
+
+    space = train(app, demo)[0]
+    monkeypatch.setattr(model, "extra_conds", preparing)
+    again = train(app, demo)[0]
+    assert prepared and all(torch.equal(one, prepared[0]) for one in prepared)
+    assert torch.equal(again.mean, space.mean) and torch.equal(again.basis, space.basis)
+
+
 def test_the_same_again_and_a_resumed_run_are_bit_equal(app, demo, people, monkeypatch):
     whole = train(app, demo, caption_dropout=0.5, prior=0.1)
-    nodes = app.module("nodes.weights.space_training_comfy")
+    nodes = app.module("nodes.weights.monitored_run_comfy")
     from comfy.model_management import InterruptProcessingException
 
     calls = []
@@ -99,7 +137,9 @@ def test_the_same_again_and_a_resumed_run_are_bit_equal(app, demo, people, monke
     steps = []
     with monkeypatch.context() as patched:
         patched.setattr(nodes.FinishNow, "check", lambda self: steps.append(None))
-        resumed = train(app, demo, caption_dropout=0.5, prior=0.1, checkpoint_name="train-space/some")
+        resumed = train(
+            app, demo, caption_dropout=0.5, prior=0.1, checkpoint_name="train-space/some"
+        )
     assert len(steps) == 1
     assert resumed[3] == whole[3]
     for name in ("mean", "basis", "coefficients"):
@@ -112,7 +152,7 @@ def test_the_same_again_and_a_resumed_run_are_bit_equal(app, demo, people, monke
 
 
 def test_finish_now_takes_the_space_trained_so_far(app, demo, people, monkeypatch):
-    nodes = app.module("nodes.weights.space_training_comfy")
+    nodes = app.module("nodes.weights.monitored_run_comfy")
     real, steps = nodes.FinishNow.check, []
 
     def check(self):
@@ -123,7 +163,11 @@ def test_finish_now_takes_the_space_trained_so_far(app, demo, people, monkeypatc
 
     monkeypatch.setattr(nodes.FinishNow, "check", check)
     space, images, _, losses, report = train(app, demo, steps=50)
-    assert len(losses["loss"]) == 2 and "2 steps (finished early)" in report and len(space.members) == 3
+    assert (
+        len(losses["loss"]) == 2
+        and "2 steps (finished early)" in report
+        and len(space.members) == 3
+    )
     assert len(images) == 3
 
 
@@ -139,7 +183,9 @@ def test_what_cannot_be_read_is_left_out_and_named(app, demo, people):
 
 def test_images_of_several_sizes_and_transparent_parts(app, demo, people):
     wide = Image.new("RGBA", (200, 100), "green")
-    wide.putalpha(Image.linear_gradient("L").resize((200, 100)).point(lambda value: 255 * (value > 100)))
+    wide.putalpha(
+        Image.linear_gradient("L").resize((200, 100)).point(lambda value: 255 * (value > 100))
+    )
     wide.save(people / "person_01" / "wide.png")
     space, _, _, losses, report = train(app, demo)
     assert "160 x 96: 1 images" in report and "128 x 128: 6 images" in report
@@ -156,7 +202,9 @@ def test_fewer_than_two_people_get_a_sentence(app, demo, people, left):
         shutil.copytree(people / "person_00", people / "person_01")
         for path in (people / "person_01").glob("*.webp"):
             path.write_bytes(b"no image")
-        with pytest.raises(ValueError, match=r"Images of 1 people are left.*person_01/0.webp cannot be read"):
+        with pytest.raises(
+            ValueError, match=r"Images of 1 people are left.*person_01/0.webp cannot be read"
+        ):
             train(app, demo)
 
 
@@ -180,12 +228,23 @@ def test_two_people_of_one_image_and_the_layers_that_words_name(app, demo, peopl
 @pytest.mark.parametrize("architecture", reduced.ARCHITECTURES)
 @torch.inference_mode()
 def test_every_architecture(app, people, architecture):
-    """A point as a LoRA on the MODEL changes a sample, and every layer's weight is found by the file's name."""
+    """A point as a LoRA on the MODEL changes a sample, and every layer's weight is found by the
+    file's name.
+    """
     model, clip, vae = reduced.checkpoint(architecture)
     kinds = {"precision": "bf16", "gradient_checkpointing": True}
-    space, images, _, losses, _ = train(app, (model, clip, vae), steps=1, components=2, resolution=64, **kinds)
+    space, images, _, losses, _ = train(
+        app, (model, clip, vae), steps=1, components=2, resolution=64, **kinds
+    )
     assert all(torch.isfinite(torch.tensor(losses["loss"]))) and len(images) == 3
-    drawn = {"seed": 0, "count": 1, "components": 9, "spread": 1.0, "source": "member", "member_name": "person_01"}
+    drawn = {
+        "seed": 0,
+        "count": 1,
+        "components": 9,
+        "spread": 1.0,
+        "source": "member",
+        "member_name": "person_01",
+    }
     (point,) = app.run("GBX_W2WSample", space=space, **drawn)[0]
     whole = {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0}
     patched = app.run("GBX_W2WApply", model=model, point=point, **whole)[0]

@@ -6,7 +6,9 @@ from glassbox.nodes.activations import kmeans
 
 
 def blobs(sizes, spread=0.05, seed=0):
-    """A feature (2, 6, H, W) of unit directions around as many axes as there are sizes, and their numbers."""
+    """A feature (2, 6, H, W) of unit directions around as many axes as there are sizes, and their
+    numbers.
+    """
     generator = torch.Generator().manual_seed(seed)
     labels = torch.cat([torch.full((size,), number) for number, size in enumerate(sizes)])
     labels = labels[torch.randperm(len(labels), generator=generator)]

@@ -1,4 +1,6 @@
-"""Copies to the CPU while a network runs, on a stand-in for a GPU: asynchronous, at most one wait per evaluation."""
+"""Copies to the CPU while a network runs, on a stand-in for a GPU: asynchronous, at most one wait
+per evaluation.
+"""
 
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,14 +14,29 @@ from glassbox.nodes.common.network_call import WHOLE, Call, Part
 from torch.overrides import TorchFunctionMode
 
 SPECS = [
-    ActivationSpec("a-out", "a", Kind.SPATIAL, 3, 1),
-    ActivationSpec("b-self-map", "q", Kind.MAP, None, 1, attention=Attention("q", "k", 2)),
+    ActivationSpec(id="a-out", module="a", kind=Kind.SPATIAL, channels=3, scale=1),
+    ActivationSpec(
+        id="b-self-map",
+        module="q",
+        kind=Kind.MAP,
+        channels=None,
+        scale=1,
+        attention=Attention(query="q", key="k", heads=2),
+    ),
 ]
-BLOCKING = [torch.Tensor.cpu, torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__float__, torch.Tensor.__bool__]
+BLOCKING = [
+    torch.Tensor.cpu,
+    torch.Tensor.item,
+    torch.Tensor.tolist,
+    torch.Tensor.__float__,
+    torch.Tensor.__bool__,
+]
 
 
 class Device(TorchFunctionMode):
-    """Every tensor that is not pinned is on CUDA. Copies are done when somebody waits, and no other call waits."""
+    """Every tensor that is not pinned is on CUDA. Copies are done when somebody waits, and no other
+    call waits.
+    """
 
     def __init__(self):
         super().__init__()
@@ -34,7 +51,9 @@ class Device(TorchFunctionMode):
             self._pinned.add(made.untyped_storage().data_ptr())
             return made.fill_(torch.nan)
         if func is torch.Tensor.copy_ and kwargs.get("non_blocking"):
-            assert args[0].dtype == args[1].dtype and args[1].is_contiguous()  # else CUDA copies with a wait
+            assert (
+                args[0].dtype == args[1].dtype and args[1].is_contiguous()
+            )  # else CUDA copies with a wait
             self._queue.append((args[0], args[1].clone()))
             return args[0]
         assert func not in BLOCKING and not (func is torch.Tensor.to and "cpu" in args), func
@@ -50,7 +69,9 @@ class Device(TorchFunctionMode):
             self.waits += 1
             self.finish()
 
-        return SimpleNamespace(record=lambda _stream: None, query=lambda: not self._queue, synchronize=synchronize)
+        return SimpleNamespace(
+            record=lambda _stream: None, query=lambda: not self._queue, synchronize=synchronize
+        )
 
 
 @pytest.fixture
@@ -68,12 +89,21 @@ def values(seed, rows):
 
 
 def call_of(*roles, images=2):
-    parts = [Part(role, slice(images * row, images * (row + 1)), WHOLE) for row, role in enumerate(roles)]
-    return Call(torch.nn.Identity(), tuple(parts), images * len(roles), 1.0, ())
+    parts = [
+        Part(role=role, rows=slice(images * row, images * (row + 1)), area=WHOLE)
+        for row, role in enumerate(roles)
+    ]
+    return Call(
+        network=torch.nn.Identity(),
+        parts=tuple(parts),
+        rows=images * len(roles),
+        sigma=1.0,
+        schedule=(),
+    )
 
 
 def feed(receivers, found):
-    outputs, inputs = receivers
+    outputs, inputs, _ = receivers
     for path, receive in (*inputs, *outputs):
         receive(found[path])
 
@@ -81,11 +111,17 @@ def feed(receivers, found):
 @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
 @pytest.mark.parametrize("together", [True, False])
 def test_one_wait_per_evaluation_and_the_same_values(device, dtype, together):
-    called = [call_of("positive", "negative")] if together else [call_of("positive"), call_of("negative")]
+    called = (
+        [call_of("positive", "negative")]
+        if together
+        else [call_of("positive"), call_of("negative")]
+    )
     found = [values(seed, call.rows) for seed, call in enumerate(called)]
 
     def run():
-        calls = [CallTap(SPECS, TapSettings(unconditional=True, dtype=dtype), call) for call in called]
+        calls = [
+            CallTap(SPECS, TapSettings(unconditional=True, dtype=dtype), call) for call in called
+        ]
         for call, given in zip(calls, found, strict=True):
             feed(call.receivers(), given)
         return merge(calls, SPECS)
@@ -98,15 +134,21 @@ def test_one_wait_per_evaluation_and_the_same_values(device, dtype, together):
 
 
 def test_a_recorder_waits_for_no_copy_when_the_next_step_has_begun(device):
-    """The noise level of a step is read from the device, which is a wait that a sampler has anyway."""
+    """The noise level of a step is read from the device, which is a wait that a sampler has
+    anyway.
+    """
     network = torch.nn.ModuleDict({path: torch.nn.Identity() for path in "aqk"})
-    recorder = Recorder(SPECS, TapSettings(dtype=torch.float32), lambda step, steps: True, lambda sigma: 100 * sigma)
+    recorder = Recorder(
+        SPECS, TapSettings(dtype=torch.float32), lambda step, steps: True, lambda sigma: 100 * sigma
+    )
     steps = [values(seed, 1) for seed in range(3)]
     with device:
         recorder.started()
         for step, given in enumerate(steps):
             device.finish()
-            recorder.evaluating(SimpleNamespace(sigma=3.0 - step, step=step, steps=3, on_schedule=True, main=True))
+            recorder.evaluating(
+                SimpleNamespace(sigma=3.0 - step, step=step, steps=3, on_schedule=True, main=True)
+            )
             feed(recorder.calling(replace(call_of("positive", images=1), network=network)), given)
             recorder.evaluated()
         device.finish()

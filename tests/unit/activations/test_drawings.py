@@ -25,7 +25,9 @@ def test_points_are_filled_and_lie_at_x_and_y():
     marked = overlays.draw_points(blank(), torch.tensor([[80.0, 10.0], [20.0, 40.0], [50.0, 30.0]]))
     assert marked.shape == (60, 100, 3)
     for number, (x, y) in enumerate([(80, 10), (20, 40), (50, 30)]):
-        assert {pixel(marked, x + dx, y + dy) for dx, dy in ((0, 0), (-3, 0), (0, 3))} == {hue(number, 3)}
+        assert {pixel(marked, x + dx, y + dy) for dx, dy in ((0, 0), (-3, 0), (0, 3))} == {
+            hue(number, 3)
+        }
         assert pixel(marked, x - 8, y) == GRAY
     assert pixel(marked, 10, 80 % 60) == GRAY
 
@@ -34,7 +36,10 @@ def test_points_are_filled_and_lie_at_x_and_y():
 def test_matches_join_both_images_and_are_hollow_where_not_mutual(height):
     """Of images of two sizes; the target lies to the right of the source and of a gap."""
     source, target = blank(), blank(height, 70)
-    begins, ends = torch.tensor([[30.0, 12.0], [30.0, 34.0]]), torch.tensor([[40.0, 12.0], [40.0, 34.0]])
+    begins, ends = (
+        torch.tensor([[30.0, 12.0], [30.0, 34.0]]),
+        torch.tensor([[40.0, 12.0], [40.0, 34.0]]),
+    )
     drawn = overlays.draw_matches(source, target, begins, ends, torch.tensor([True, False]))
     gap = drawn.shape[1] - 170
     assert drawn.shape[0] == 60 and gap > 0

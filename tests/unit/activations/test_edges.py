@@ -10,11 +10,15 @@ def gaussian(*shape, seed=0):
 
 
 def test_colors_of_rows_by_themselves_and_together():
-    """Components by numpy's SVD in float64: up to their sign, each stretched over the rows that it is fitted to."""
+    """Components by numpy's SVD in float64: up to their sign, each stretched over the rows that it
+    is fitted to.
+    """
     feature = gaussian(3, 5, 4, 6) * torch.tensor([3.0, 1.0, 2.0])[:, None, None, None]
     for joint, groups in ((True, [feature]), (False, feature.split(1))):
         wanted = torch.cat([colors(group) for group in groups])
-        torch.testing.assert_close(pca.pca_colors(feature, joint).double(), wanted, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            pca.pca_colors(feature, joint).double(), wanted, atol=1e-4, rtol=1e-4
+        )
 
 
 def colors(rows):
@@ -31,7 +35,9 @@ def colors(rows):
 def test_uncertainty_is_the_mean_of_the_largest_tenth(side):
     """Of at least one pixel, in each image by itself."""
     divergence = torch.rand(3, side, side, generator=torch.Generator().manual_seed(1))
-    found = few_shot.Segmentation(torch.zeros(3, side, side, dtype=torch.long), divergence).uncertainty
+    found = few_shot.Segmentation(
+        torch.zeros(3, side, side, dtype=torch.long), divergence
+    ).uncertainty
     count = max(side * side // 10, 1)
     wanted = [sum(sorted(one.flatten().tolist())[-count:]) / count for one in divergence]
     assert found.tolist() == pytest.approx(wanted)

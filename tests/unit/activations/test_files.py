@@ -12,8 +12,13 @@ from glassbox.nodes.activations.activations import Activations, Row
 
 @pytest.fixture
 def activations():
-    tensors = {"up-b": torch.randn(2, 3, 4, 5).half(), "down-a": torch.randn(2, 1, 2, 2).transpose(2, 3)}
-    return Activations(tensors, (Row(0), Row(0, False)), 0.25, 51.0, {"seed": 3, "preset": "custom_ids"})
+    tensors = {
+        "up-b": torch.randn(2, 3, 4, 5).half(),
+        "down-a": torch.randn(2, 1, 2, 2).transpose(2, 3),
+    }
+    return Activations(
+        tensors, (Row(0), Row(0, False)), 0.25, 51.0, {"seed": 3, "preset": "custom_ids"}
+    )
 
 
 def test_there_and_back(activations, tmp_path):
@@ -32,7 +37,13 @@ def test_numpy_reads_an_export(activations, tmp_path):
     activations.tensors["c"] = torch.ones(2, 1, 1, 1, dtype=torch.bfloat16)
     activations_file.write_npz(activations, tmp_path / "a.npz")
     with np.load(tmp_path / "a.npz", allow_pickle=False) as found:
-        assert set(found) == {*activations.tensors, "row_image", "row_conditional", "sigma", "timestep"}
+        assert set(found) == {
+            *activations.tensors,
+            "row_image",
+            "row_conditional",
+            "sigma",
+            "timestep",
+        }
         assert found["row_conditional"].tolist() == [True, False] and float(found["sigma"]) == 0.25
         for id_, value in activations.tensors.items():
             assert torch.equal(torch.from_numpy(found[id_]).to(value.dtype), value)
@@ -49,17 +60,29 @@ def test_a_failed_write_leaves_no_file(activations, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"activations": "{"}, "cannot be read"),
-        ({"activations": "[" * 100_000}, "cannot be read"),
-        ({"activations": "[]"}, "cannot be read"),
-        ({"activations": '{"ids": ["a"]}'}, "cannot be read"),
+        ({"activations": "{"}, "has activations = .*, which must be JSON"),
+        ({"activations": "[" * 100_000}, "has activations = .*, which must be JSON"),
+        ({"activations": "[]"}, "which must be a JSON object"),
+        ({"activations": '{"ids": ["a"]}'}, r"has no activations\.rows"),
         ({"rows": [{"image": 0}]}, "for 1 rows"),
-        ({"rows": [{"position": 0}, {"position": 1}]}, "cannot be read"),
-        ({"rows": [{"image": -1}, {"image": 1}]}, "its rows are not valid"),
-        ({"sigma": float("nan")}, "its noise level is not a number"),
-        ({"sigma": "x"}, "cannot be read"),
+        ({"rows": [{"position": 0}, {"position": 1}]}, r"has no activations\.rows\.0\.image"),
+        (
+            {"rows": [{"image": -1}, {"image": 1}]},
+            r"rows\.0\.image = -1, which must be a whole number",
+        ),
+        ({"sigma": float("nan")}, r"activations\.sigma = nan, which must be a finite number"),
+        ({"sigma": "x"}, r"activations\.sigma = 'x', which must be a finite number"),
+        (
+            {"settings": {"map_sizes": {"a": [4]}}},
+            r"settings\.map_sizes\.a = \[4\], which must be a list of 2",
+        ),
+        ({"settings": {"frames": 0}}, r"settings\.frames = 0, which must be a whole number"),
+        (
+            {"settings": {"text_marks": {"True": [[1.0], [1, 2]]}}},
+            r"text_marks\.True\.1 = \[1, 2\]",
+        ),
         ({"ids": []}, "no tensor"),
-        ({"ids": ["b"]}, "cannot be read"),
+        ({"ids": ["b"]}, "has no tensor 'b'"),
         ({"tensor": torch.zeros(2)}, "has shape \\(2,\\)"),
         ({"tensor": torch.full((2, 1, 1, 1), torch.nan)}, "not finite"),
         ({"tensor": torch.zeros(2, 1, 1, 1, dtype=torch.int64)}, "type torch.int64"),
@@ -69,9 +92,19 @@ def test_a_failed_write_leaves_no_file(activations, tmp_path):
 def test_damaged_files_are_refused_with_one_sentence(tmp_path, changes, reason):
     from safetensors.torch import save_file
 
-    header = {"ids": ["a"], "rows": [{"image": 0}, {"image": 1}], "sigma": 0.2, "timestep": 50.0, "settings": {}}
+    header = {
+        "ids": ["a"],
+        "rows": [{"image": 0}, {"image": 1}],
+        "sigma": 0.2,
+        "timestep": 50.0,
+        "settings": {},
+    }
     header |= {key: value for key, value in changes.items() if key in header}
-    metadata = {"format": "glassbox activations", "format_version": "1", "activations": json.dumps(header)}
+    metadata = {
+        "format": "glassbox activations",
+        "format_version": "1",
+        "activations": json.dumps(header),
+    }
     metadata |= {key: value for key, value in changes.items() if key in metadata}
     path = tmp_path / "damaged.safetensors"
     save_file({"a": changes.get("tensor", torch.zeros(2, 1, 1, 1))}, path, metadata)

@@ -9,13 +9,17 @@ def drawn(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize(("signal", "noise", "fraction"), [(1.0, 1.0, 0.5), (3.0, 1.0, 0.1), (0.0, 1.0, 1.0)])
+@pytest.mark.parametrize(
+    ("signal", "noise", "fraction"), [(1.0, 1.0, 0.5), (3.0, 1.0, 0.1), (0.0, 1.0, 1.0)]
+)
 def test_the_noise_fraction_is_that_of_the_variances(signal, noise, fraction):
     images, sums = drawn(20, 8, 12, 12) * signal, quality.NoiseStatistics()
     for draw in range(6):
         sums.add(images + drawn(20, 8, 12, 12, seed=draw + 1) * noise)
     found = sums.noise_fraction()
-    assert found == pytest.approx(fraction, abs=0.02 if signal else 0.11)  # with no signal the estimate is clamped at 0
+    assert found == pytest.approx(
+        fraction, abs=0.02 if signal else 0.11
+    )  # with no signal the estimate is clamped at 0
 
 
 def test_the_noise_fraction_is_one_less_the_intraclass_correlation():
@@ -34,7 +38,12 @@ def test_granularity_orders_coarse_to_fine():
     smooth = torch.nn.functional.avg_pool2d(noise, 5, 1, 2)
     checks = (torch.arange(32)[:, None] + torch.arange(32)) % 2 * torch.ones(1, 1, 32, 32)
     assert quality.granularity(torch.ones(1, 2, 8, 8)) == 0
-    assert quality.granularity(smooth) < 0.3 < quality.granularity(noise) == pytest.approx(0.54, abs=0.02)
+    assert (
+        quality.granularity(smooth)
+        < 0.3
+        < quality.granularity(noise)
+        == pytest.approx(0.54, abs=0.02)
+    )
     assert quality.granularity(checks) == pytest.approx(1.0)
 
 
@@ -52,9 +61,17 @@ def test_locality_is_nearness_beyond_the_images_own():
 
 def test_the_table_and_the_figure():
     figure = pytest.importorskip("matplotlib.figure").Figure()
-    found = {"a-out": quality.Quality(0.1, 0.2, 0.3), "longer-name-out": quality.Quality(0.4, 0.5, -0.6)}
+    found = {
+        "a-out": quality.Quality(0.1, 0.2, 0.3),
+        "longer-name-out": quality.Quality(0.4, 0.5, -0.6),
+    }
     lines = quality.table(found, {"a-out"}).splitlines()
-    assert lines[1].endswith("kept") and lines[2].split() == ["longer-name-out", "0.400", "0.500", "-0.600"]
+    assert lines[1].endswith("kept") and lines[2].split() == [
+        "longer-name-out",
+        "0.400",
+        "0.500",
+        "-0.600",
+    ]
     quality.draw_chart(figure, found, {"a-out"}, "title")
     assert len(figure.axes) == 3 and id_chart.chart_width(10_000) == id_chart.chart_width(200)
 
@@ -64,11 +81,12 @@ def test_tables_of_activations_in_pieces_are_one_table():
     whole = quality.table(found, {"x-out", "xxxx-out"})
     names = list(found)
     parts = [
-        quality.table({n: found[n] for n in part}, {"x-out", "xxxx-out"}) for part in (names[:1], names[1:5], names[5:])
+        quality.table({n: found[n] for n in part}, {"x-out", "xxxx-out"})
+        for part in (names[:1], names[1:5], names[5:])
     ]
     assert quality.merge_tables(parts) == whole
     for wrong in ([parts[0], parts[0]], ["ID"], ["something else"], []):
-        with pytest.raises(ValueError, match=r"Quality|Measure each"):
+        with pytest.raises(ValueError, match=r"measure quality|Measure each"):
             quality.merge_tables(wrong)
 
 

@@ -1,6 +1,9 @@
-"""Comparisons of two networks, scores of labels, and restored fractions, on features of which the answer is known."""
+"""Comparisons of two networks, scores of labels, and restored fractions, on features of which the
+answer is known.
+"""
 
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +18,9 @@ def drawn(*shape, seed=0):
 
 
 def tapped(feature):
-    return Activations({"a": feature}, tuple(Row(image) for image in range(len(feature))), 0.2, 50.0)
+    return Activations(
+        {"a": feature}, tuple(Row(image) for image in range(len(feature))), 0.2, 50.0
+    )
 
 
 def test_linear_cka_is_hsic_normalized():
@@ -24,7 +29,9 @@ def test_linear_cka_is_hsic_normalized():
     x, y = (feature.double().movedim(1, -1).reshape(48, -1) for feature in (first, second))
     center = torch.eye(48, dtype=torch.float64) - 1 / 48
     grams = [center @ one @ one.T @ center for one in (x, y)]
-    hsic = [(a * b).sum() for a, b in ((grams[0], grams[1]), (grams[0], grams[0]), (grams[1], grams[1]))]
+    hsic = [
+        (a * b).sum() for a, b in ((grams[0], grams[1]), (grams[0], grams[0]), (grams[1], grams[1]))
+    ]
     expected = hsic[0] / (hsic[1] * hsic[2]).sqrt()
     assert comparison.linear_cka(first, second) == pytest.approx(float(expected), rel=1e-9)
 
@@ -62,13 +69,25 @@ def test_points_are_one_block_per_image():
 
 
 def test_pck_is_brute_force():
-    """Features that name the place of a pattern which is moved: shifted points are found, others are not."""
+    """Features that name the place of a pattern which is moved: shifted points are found, others
+    are not.
+    """
     places = torch.eye(64).view(64, 8, 8)
-    feature = torch.stack([places, places.roll(2, 2)])  # the second image's content is two positions to the right
-    points = torch.tensor([[[20.0, 12.0], [36.0, 44.0]], [[36.0, 12.0], [36.0, 44.0]]])  # in pixels of 64 x 64
+    feature = torch.stack(
+        [places, places.roll(2, 2)]
+    )  # the second image's content is two positions to the right
+    points = torch.tensor(
+        [[[20.0, 12.0], [36.0, 44.0]], [[36.0, 12.0], [36.0, 44.0]]]
+    )  # in pixels of 64 x 64
     hits = label_scores.point_hits(feature, points, (64, 64), 8, 0.1)
-    assert hits.tolist() == [[True, False], [True, False]]  # 2 positions are 16 pixels; the limit is 6.4
-    assert label_scores.same_place_hits(points, (64, 64), 0.1).tolist() == [[False, True], [False, True]]
+    assert hits.tolist() == [
+        [True, False],
+        [True, False],
+    ]  # 2 positions are 16 pixels; the limit is 6.4
+    assert label_scores.same_place_hits(points, (64, 64), 0.1).tolist() == [
+        [False, True],
+        [False, True],
+    ]
     assert label_scores.same_place_hits(points, (64, 64), 0.3).all()
 
 
@@ -83,7 +102,8 @@ def test_a_feature_that_holds_the_parts_has_iou_1():
     guess = label_scores.same_place_iou(labels, 2, 32)
     modes = labels[:2].mode(0).values
     expected = [
-        ((modes == one) & (labels[2:] == one)).sum() / ((modes == one) | (labels[2:] == one)).sum() for one in range(3)
+        ((modes == one) & (labels[2:] == one)).sum() / ((modes == one) | (labels[2:] == one)).sum()
+        for one in range(3)
     ]
     assert guess.tolist() == pytest.approx([float(value) for value in expected], abs=1e-6)
 
@@ -92,7 +112,9 @@ def test_the_restored_fraction_counts_the_masked_area():
     source, target = drawn(2, 4, 8, 8), drawn(2, 4, 8, 8, seed=1)
     assert patching.restored_fraction(source, source, target) == 1
     assert patching.restored_fraction(target, source, target) == 0
-    assert patching.restored_fraction((source + target) / 2, source, target) == pytest.approx(0.75, abs=1e-6)
+    assert patching.restored_fraction((source + target) / 2, source, target) == pytest.approx(
+        0.75, abs=1e-6
+    )
     half = target.clone()
     half[..., :4] = source[..., :4]
     mask = torch.zeros(1, 64, 64)
@@ -134,3 +156,12 @@ def test_lines_show_every_model_over_the_ids_in_order():
         }
     assert [label.get_text() for label in figure.axes[-1].get_xticklabels()] == ["a", "b"]
     assert [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == list(models)
+
+
+@pytest.mark.parametrize("strength", [0.0, 0.25, 1.0])
+def test_patching_mixes_by_its_strength(strength):
+    recorded, feature = drawn(1, 3, 2, 2), drawn(2, 3, 2, 2, seed=1)
+    edit = patching.patch(tapped(recorded), patching.PatchingSettings(strength=strength))
+    spec, part = SimpleNamespace(id="a"), SimpleNamespace(area=WHOLE, side=True)
+    expected = (1 - strength) * feature + strength * recorded
+    assert torch.allclose(edit(spec, part, feature, 1), expected, atol=1e-6)

@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from glassbox.nodes.activations.seed_scout import Scores, draw_sheet, layout_likeness, report, word_coverage
+from glassbox.nodes.activations.seed_scout import (
+    Scores,
+    draw_sheet,
+    layout_likeness,
+    report,
+    word_coverage,
+)
 
 
 def drawn(*shape, seed=0):
@@ -15,7 +21,8 @@ def test_coverage_is_the_least_focus_of_the_words():
     maps = {word: drawn(5, 4, 6, seed=number) for number, word in enumerate(("red", "hat", "dog"))}
     scores = word_coverage(maps)
     focus = {
-        word: [max(values) / (sum(values) / 24) for values in one.flatten(1).tolist()] for word, one in maps.items()
+        word: [max(values) / (sum(values) / 24) for values in one.flatten(1).tolist()]
+        for word, one in maps.items()
     }
     for index in range(5):
         relative = {word: values[index] / (sum(values) / 5) for word, values in focus.items()}
@@ -26,7 +33,8 @@ def test_coverage_is_the_least_focus_of_the_words():
 def test_a_word_that_gets_little_attention_in_every_seed_does_not_decide():
     strong, weak = drawn(4, 8, 8), drawn(4, 8, 8, seed=1)
     assert torch.allclose(
-        word_coverage({"a": strong, "b": weak}).values, word_coverage({"a": strong, "b": weak / 1000}).values
+        word_coverage({"a": strong, "b": weak}).values,
+        word_coverage({"a": strong, "b": weak / 1000}).values,
     )
 
 
@@ -35,7 +43,12 @@ def test_layout_likeness_is_the_correlation_of_block_means():
     found = layout_likeness(images, reference).values
 
     def blocks(image):
-        return image.numpy().reshape(16, image.shape[0] // 16, 16, image.shape[1] // 16, 3).mean((1, 3)).ravel()
+        return (
+            image.numpy()
+            .reshape(16, image.shape[0] // 16, 16, image.shape[1] // 16, 3)
+            .mean((1, 3))
+            .ravel()
+        )
 
     expected = [np.corrcoef(blocks(image), blocks(reference[0]))[0, 1] for image in images]
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-5)

@@ -1,4 +1,6 @@
-"""The few-shot segmenter: its networks against torch's own layers, its votes, its scores, and that it learns."""
+"""The few-shot segmenter: its networks against torch's own layers, its votes, its scores, and that
+it learns.
+"""
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ def drawn(*shape, seed=0):
 
 
 def halves(count=2, side=16, seed=0):
-    """Activations of images that are one thing left and another right, and their labels at 64 pixels."""
+    """Activations of images that are one thing left and another right, and their labels at 64
+    pixels.
+    """
     labels = torch.zeros(count, 64, 64, dtype=torch.int64)
     labels[:, :, 32:] = 1
     coarse = labels[:, :: 64 // side, :: 64 // side].float()
@@ -28,11 +32,16 @@ def networks(members):
         width, hidden = members.parameters["0.weight"].shape[2], (128, 32)
         classes = members.parameters["6.bias"].shape[1]
         layers = [
-            layer for a, b in ((width, hidden[0]), hidden) for layer in (nn.Linear(a, b), nn.ReLU(), nn.BatchNorm1d(b))
+            layer
+            for a, b in ((width, hidden[0]), hidden)
+            for layer in (nn.Linear(a, b), nn.ReLU(), nn.BatchNorm1d(b))
         ]
         network = nn.Sequential(*layers, nn.Linear(hidden[1], classes))
         network.load_state_dict(
-            {name: value[member] for name, value in {**members.parameters, **members.buffers}.items()}
+            {
+                name: value[member]
+                for name, value in {**members.parameters, **members.buffers}.items()
+            }
         )
         yield network
 
@@ -51,8 +60,12 @@ def test_the_initial_weights_are_normal_with_the_papers_deviation():
     members = pixel_classifier.initial(400, 3, seed=0)
     weight, scale = members.parameters["0.weight"], members.parameters["2.weight"]
     assert weight.std().item() == pytest.approx(0.02, rel=0.01) and abs(weight.mean().item()) < 1e-4
-    assert scale.mean().item() == pytest.approx(1, abs=2e-3) and scale.std().item() == pytest.approx(0.02, rel=0.1)
-    assert not any(value.any() for name, value in members.parameters.items() if name.endswith("bias"))
+    assert scale.mean().item() == pytest.approx(
+        1, abs=2e-3
+    ) and scale.std().item() == pytest.approx(0.02, rel=0.1)
+    assert not any(
+        value.any() for name, value in members.parameters.items() if name.endswith("bias")
+    )
     assert not torch.equal(weight[0], weight[1])
 
 
@@ -69,7 +82,9 @@ def test_a_training_step_is_torchs_own():
         own = torch.optim.Adam(network.parameters(), lr=1e-3)
         nn.functional.cross_entropy(network(pixels), labels).backward()
         own.step()
-        for mine, theirs in zip(after.state_dict().values(), network.state_dict().values(), strict=True):
+        for mine, theirs in zip(
+            after.state_dict().values(), network.state_dict().values(), strict=True
+        ):
             assert (mine - theirs).abs().max() < 1e-5 or mine.dtype == torch.int64, member
 
 
@@ -83,10 +98,14 @@ def test_it_learns_parts_from_two_images_and_finds_them_in_others():
     assert found.labels.shape == (3, 32, 32) and found.divergence.shape == (3, 32, 32)
     assert few_shot.mean_iou(found.labels, truth[:, ::2, ::2], 2).min() > 0.9
     finer = few_shot.segment(segmenter, others, side=64)
-    assert finer.labels.shape == (3, 64, 64) and few_shot.mean_iou(finer.labels, truth, 2).min() > 0.9
+    assert (
+        finer.labels.shape == (3, 64, 64) and few_shot.mean_iou(finer.labels, truth, 2).min() > 0.9
+    )
     border = found.divergence[:, :, 14:18].mean()
     assert border > found.divergence[:, :, :10].mean() and found.uncertainty.min() >= 0
-    again = few_shot.segment(few_shot.train(activations, labels, ("right",), 32, seed=0, epochs=4), others)
+    again = few_shot.segment(
+        few_shot.train(activations, labels, ("right",), 32, seed=0, epochs=4), others
+    )
     assert torch.equal(again.labels, found.labels)
 
 
@@ -94,7 +113,9 @@ def test_it_learns_under_inference_mode():
     with torch.inference_mode():
         activations, labels = halves()
         segmenter = few_shot.train(activations, labels, ("right",), 16, seed=0, epochs=4)
-        assert few_shot.segment(segmenter, activations).labels.float().mean() == pytest.approx(0.5, abs=0.05)
+        assert few_shot.segment(segmenter, activations).labels.float().mean() == pytest.approx(
+            0.5, abs=0.05
+        )
 
 
 def test_the_vote_is_the_mode_of_the_members():
@@ -115,19 +136,33 @@ def test_the_first_layer_is_applied_before_interpolation():
     table = few_shot.PixelFeatures(activations, 40)
     pixels = torch.arange(0, table.count, 7)
     mapped = table.map(segmenter.members.first_layer)
-    assert mapped.width == pixel_classifier.MEMBERS * 128 and mapped.count == table.count and table.width == 6
+    assert (
+        mapped.width == pixel_classifier.MEMBERS * 128
+        and mapped.count == table.count
+        and table.width == 6
+    )
     expected = segmenter.members.probabilities(table(pixels))
     assert (segmenter.members.probabilities_of(mapped(pixels)) - expected).abs().max() < 1e-6
 
 
 def test_the_score_is_the_official_one():
-    """The official compute_iou: intersections and unions summed over all images, 1e-8 below the line."""
-    predicted, truth = (torch.randint(0, 4, (3, 9, 9), generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    """The official compute_iou: intersections and unions summed over all images, 1e-8 below the
+    line.
+    """
+    predicted, truth = (
+        torch.randint(0, 4, (3, 9, 9), generator=torch.Generator().manual_seed(s)) for s in (0, 1)
+    )
     truth[0, :3] = few_shot.IGNORED
     expected = []
     for label in range(5):
-        both = sum(((p == label) & (t == label)).sum().item() for p, t in zip(predicted, truth, strict=True))
-        either = sum(((p == label) | (t == label)).sum().item() for p, t in zip(predicted, truth, strict=True))
+        both = sum(
+            ((p == label) & (t == label)).sum().item()
+            for p, t in zip(predicted, truth, strict=True)
+        )
+        either = sum(
+            ((p == label) | (t == label)).sum().item()
+            for p, t in zip(predicted, truth, strict=True)
+        )
         expected.append(both / (either + 1e-8))
     found = few_shot.mean_iou(predicted, truth, 5)
     assert (found - torch.tensor(expected, dtype=torch.float64)).abs().max() < 1e-15
@@ -135,7 +170,9 @@ def test_the_score_is_the_official_one():
 
 
 def test_scores_of_images_in_pieces_are_those_of_all_images():
-    predicted, truth = (torch.randint(0, 4, (7, 9, 9), generator=torch.Generator().manual_seed(s)) for s in (0, 1))
+    predicted, truth = (
+        torch.randint(0, 4, (7, 9, 9), generator=torch.Generator().manual_seed(s)) for s in (0, 1)
+    )
     parts = zip(predicted.split([1, 4, 2]), truth.split([1, 4, 2]), strict=True)
     counts = sum(few_shot.count_overlap(*part, 4) for part in parts)
     assert torch.equal(few_shot.iou_of_counts(counts), few_shot.mean_iou(predicted, truth, 4))
@@ -147,7 +184,9 @@ def test_reports_in_pieces_are_one_report():
     def report(of):
         return "\n".join(f"image {number}: {line}" for number, line in enumerate(of))
 
-    assert few_shot.merge_reports([report(lines[:2]), report(lines[2:3]), report(lines[3:])]) == report(lines)
+    assert few_shot.merge_reports(
+        [report(lines[:2]), report(lines[2:3]), report(lines[3:])]
+    ) == report(lines)
     with pytest.raises(ValueError, match="Few-Shot Segmenter"):
         few_shot.merge_reports(["another text"])
 
@@ -156,9 +195,15 @@ def test_pixels_are_read_bilinearly():
     activations, _ = halves()
     table = few_shot.PixelFeatures(activations, 24)
     joined = torch.cat(
-        [activations.tensors["a-out"], activations.tensors["b-out"].repeat_interleave(2, 2).repeat_interleave(2, 3)], 1
+        [
+            activations.tensors["a-out"],
+            activations.tensors["b-out"].repeat_interleave(2, 2).repeat_interleave(2, 3),
+        ],
+        1,
     )
-    enlarged = torch.nn.functional.interpolate(joined, size=(24, 24), mode="bilinear", align_corners=False)
+    enlarged = torch.nn.functional.interpolate(
+        joined, size=(24, 24), mode="bilinear", align_corners=False
+    )
     found = table(torch.arange(table.count))
     assert (found - enlarged.movedim(1, -1).flatten(0, 2)).abs().max() < 1e-5
 
@@ -189,5 +234,7 @@ def test_one_label_and_other_activations_are_refused():
     with pytest.raises(ValueError, match="only one label"):
         few_shot.train(activations, labels * 0, ("right",), 16, seed=0, epochs=4)
     segmenter = few_shot.train(activations, labels, ("right",), 16, seed=0, epochs=4)
-    with pytest.raises(ValueError, match="trained on a-out, b-out, and these activations are different"):
+    with pytest.raises(
+        ValueError, match="trained on a-out, b-out, and these activations are different"
+    ):
         few_shot.segment(segmenter, activations.select(["a-out"]))

@@ -6,7 +6,16 @@ from glassbox.nodes.activations.activation_spec import ActivationSpec, Kind
 
 
 def specs(*ids):
-    return [ActivationSpec(id_, "", Kind.MAP if id_.endswith("map") else Kind.SPATIAL, 8, 1) for id_ in ids]
+    return [
+        ActivationSpec(
+            id=id_,
+            module="",
+            kind=Kind.MAP if id_.endswith("map") else Kind.SPATIAL,
+            channels=8,
+            scale=1,
+        )
+        for id_ in ids
+    ]
 
 
 DEMO_LIKE = specs(
@@ -36,13 +45,20 @@ def ids(found):
 
 def test_wildcards_lists_and_comments():
     found = select_ids.select(
-        DEMO_LIKE, select_ids.Preset.CUSTOM_IDS, "up-level2-repeat?-res-out, up-level0-repeat0-vit-out # a note\n\n"
+        DEMO_LIKE,
+        select_ids.Preset.CUSTOM_IDS,
+        "up-level2-repeat?-res-out, up-level0-repeat0-vit-out # a note\n\n",
     )
-    assert ids(found) == ["up-level0-repeat0-vit-out", *(f"up-level2-repeat{r}-res-out" for r in range(3))]
+    assert ids(found) == [
+        "up-level0-repeat0-vit-out",
+        *(f"up-level2-repeat{r}-res-out" for r in range(3)),
+    ]
 
 
 def test_the_order_is_the_networks_not_the_lists():
-    found = select_ids.match_ids(ids(DEMO_LIKE), "up-level1-repeat0-vit-out up-level0-repeat0-vit-out")
+    found = select_ids.match_ids(
+        ids(DEMO_LIKE), "up-level1-repeat0-vit-out up-level0-repeat0-vit-out"
+    )
     assert found == ["up-level0-repeat0-vit-out", "up-level1-repeat0-vit-out"]
 
 
@@ -61,7 +77,10 @@ def test_no_match_suggests_what_is_near():
 
 
 def test_too_many_patterns_are_refused():
-    with pytest.raises(select_ids.NoSuchActivationError, match="There are 100000 IDs and wildcards, and at most 2000"):
+    with pytest.raises(
+        select_ids.NoSuchActivationError,
+        match="There are 100000 IDs and wildcards, and at most 2000",
+    ):
         select_ids.match_ids(ids(DEMO_LIKE), "\n".join(f"*{number}*" for number in range(100_000)))
     many = "\n".join(["up-*-vit-out"] * 50_000)  # the same again and again counts once
     assert len(select_ids.match_ids(ids(DEMO_LIKE), many)) == 9
@@ -73,15 +92,20 @@ def test_no_match_far_from_everything():
 
 
 def test_a_set_of_another_model():
-    with pytest.raises(select_ids.NoSuchActivationError, match="a set for SDXL, and this model is not one"):
+    with pytest.raises(
+        select_ids.NoSuchActivationError, match="a set for SDXL, and this model is not one"
+    ):
         select_ids.select(DEMO_LIKE, "ours_xl")
 
 
 @pytest.mark.parametrize(
-    ("preset", "noun"), [(select_ids.Preset.PAPER_POOL, "pool"), (select_ids.Preset.PAPER_FILTER, "filter")]
+    ("preset", "noun"),
+    [(select_ids.Preset.PAPER_POOL, "pool"), (select_ids.Preset.PAPER_FILTER, "filter")],
 )
 def test_the_paper_has_no_pool_or_filter_for_other_models(preset, noun):
-    with pytest.raises(select_ids.NoSuchActivationError, match=f"has no 'paper_{noun}' for this model"):
+    with pytest.raises(
+        select_ids.NoSuchActivationError, match=f"has no 'paper_{noun}' for this model"
+    ):
         select_ids.select(DEMO_LIKE, preset)
 
 
@@ -97,8 +121,18 @@ def test_all_but_maps():
 
 
 def test_published_numbers():
-    assert [len(paper_tables.flagged("sd15", flag)) for flag in paper_tables.FLAGS] == [164, 33, 4, 4]
-    assert [len(paper_tables.flagged("sdxl", flag)) for flag in paper_tables.FLAGS] == [279, 63, 4, 3]
+    assert [len(paper_tables.flagged("sd15", flag)) for flag in paper_tables.FLAGS] == [
+        164,
+        33,
+        4,
+        4,
+    ]
+    assert [len(paper_tables.flagged("sdxl", flag)) for flag in paper_tables.FLAGS] == [
+        279,
+        63,
+        4,
+        3,
+    ]
     for name, owner, flag in (
         ("ours_v1_5", "sd15", "ours"),
         ("legacy_v1_5", "sd15", "legacy"),
@@ -113,13 +147,38 @@ def test_scores_stand_beside_exactly_the_filtered_ids():
     for owner, score in (("sd15", "sd15_horse21_miou"), ("sdxl", "sdxl_horse21_miou")):
         scored = [id_ for id_, row in paper_tables.table(owner).items() if row[score]]
         assert scored == paper_tables.flagged(owner, "filter")
-    assert paper_tables.table("sdxl")["up-level0-repeat0-vit-block3-out"]["sdxl_horse21_miou"] == "58.95"
-    assert paper_tables.table("sd15")["up-level2-repeat1-vit-block0-cross-q"]["sd15_horse21_miou"] == "53.58"
+    assert (
+        paper_tables.table("sdxl")["up-level0-repeat0-vit-block3-out"]["sdxl_horse21_miou"]
+        == "58.95"
+    )
+    assert (
+        paper_tables.table("sd15")["up-level2-repeat1-vit-block0-cross-q"]["sd15_horse21_miou"]
+        == "53.58"
+    )
 
 
 def test_the_maps_that_daam_reads():
-    """All cross-attention maps of a U-Net but those of its middle block and of an eighth of the latent's side."""
-    scales = {"down-level0-cross-map": 1, "down-level2-cross-map": 4, "down-level3-cross-map": 8, "mid-cross-map": 4}
-    scales |= {"up-level1-cross-map": 4, "up-level1-self-map": 4, "up-level1-cross-q": 4, "up-level0-cross-map": 8}
-    catalog = [ActivationSpec(id_, "", Kind.MAP, None, scale) for id_, scale in scales.items()]
-    assert select_ids.daam_maps(catalog) == ["down-level0-cross-map", "down-level2-cross-map", "up-level1-cross-map"]
+    """All cross-attention maps of a U-Net but those of its middle block and of an eighth of the
+    latent's side.
+    """
+    scales = {
+        "down-level0-cross-map": 1,
+        "down-level2-cross-map": 4,
+        "down-level3-cross-map": 8,
+        "mid-cross-map": 4,
+    }
+    scales |= {
+        "up-level1-cross-map": 4,
+        "up-level1-self-map": 4,
+        "up-level1-cross-q": 4,
+        "up-level0-cross-map": 8,
+    }
+    catalog = [
+        ActivationSpec(id=id_, module="", kind=Kind.MAP, channels=None, scale=scale)
+        for id_, scale in scales.items()
+    ]
+    assert select_ids.daam_maps(catalog) == [
+        "down-level0-cross-map",
+        "down-level2-cross-map",
+        "up-level1-cross-map",
+    ]

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from glassbox.nodes.activations import attention_capture, correspondence, overlays, pca, tap_inputs
+from glassbox.nodes.activations import correspondence, overlays, pca, tap_inputs
 from glassbox.nodes.activations.activations import Activations, Row
 from torch.nn import functional as F
 
@@ -65,7 +65,9 @@ def test_correspondence_gives_the_official_numbers(monkeypatch):
     """Points (y, x) of the official find_nn_source_correspondences on the same random features."""
     source, target = official_pair()
     points = torch.tensor([[10.2, 20.7], [0, 0], [511.9, 300], [63.5, 64.5], [512, 512]]).flip(1)
-    monkeypatch.setattr(correspondence, "_ENLARGED", 4 * 512 * 512 * 2)  # two points at a time, the last one alone
+    monkeypatch.setattr(
+        correspondence, "_ENLARGED", 4 * 512 * 512 * 2
+    )  # two points at a time, the last one alone
     found, value = correspondence.nearest_points(source, target, points, 512)
     assert found.flip(1).tolist() == [[77, 400], [223, 199], [218, 326], [491, 467], [31, 394]]
     assert value.min() > 0.5
@@ -74,20 +76,30 @@ def test_correspondence_gives_the_official_numbers(monkeypatch):
 
 
 def enlarged_first(source, target, points, side):
-    """The definition: both features resized, all channels, then the cosine of every pair of positions."""
+    """The definition: both features resized, all channels, then the cosine of every pair of
+    positions.
+    """
     sizes = {"size": (side, side), "mode": "bilinear", "align_corners": False}
-    source, target = (F.normalize(F.interpolate(one[None].float(), **sizes)[0], dim=0) for one in (source, target))
+    source, target = (
+        F.normalize(F.interpolate(one[None].float(), **sizes)[0], dim=0) for one in (source, target)
+    )
     columns, rows = points.clamp(0, side - 1).round().long().unbind(1)
     return (source[:, rows, columns].T @ target.flatten(1)).view(-1, side, side)
 
 
 @pytest.mark.parametrize(
     ("shape", "target_shape", "side"),
-    [((640, 16, 16), (640, 16, 16), 128), ((1280, 8, 12), (1280, 13, 7), 96), ((7, 5, 9), (7, 1, 1), 40)],
+    [
+        ((640, 16, 16), (640, 16, 16), 128),
+        ((1280, 8, 12), (1280, 13, 7), 96),
+        ((7, 5, 9), (7, 1, 1), 40),
+    ],
 )
 @pytest.mark.parametrize("kind", ["noise", "smooth", "opposite", "half"])
 def test_points_and_cosines_are_those_of_enlarged_channels(shape, target_shape, side, kind):
-    """Also where neighboring cells nearly cancel each other, and where the target is coarser than what is searched."""
+    """Also where neighboring cells nearly cancel each other, and where the target is coarser than
+    what is searched.
+    """
     source, target = random(*shape), random(*target_shape, seed=1)
     if kind == "smooth":
         target += 30 * random(target_shape[0], 1, 1, seed=2)
@@ -120,7 +132,9 @@ def test_equal_matches_go_to_the_upper_left():
 
 
 def test_no_channel_is_enlarged():
-    """Work at the searched resolution grows with the points, not with the channels: the largest tensor that is made."""
+    """Work at the searched resolution grows with the points, not with the channels: the largest
+    tensor that is made.
+    """
     from torch.utils._python_dispatch import TorchDispatchMode
 
     largest = {}
@@ -156,7 +170,9 @@ def test_a_shifted_image_is_found_again(mutual):
     assert correspondence.mutual_points(feature, shifted, enlarged, found, 72).all()
     mask = torch.zeros(6, 9)
     mask[2:4, 1:4] = 1
-    assert torch.equal(correspondence.transfer_mask(feature, shifted, mask, mutual), mask.roll(2, dims=1))
+    assert torch.equal(
+        correspondence.transfer_mask(feature, shifted, mask, mutual), mask.roll(2, dims=1)
+    )
 
 
 def test_the_search_can_be_stopped_between_strips(monkeypatch):
@@ -190,25 +206,38 @@ def test_a_mask_is_matched_in_parts_as_in_one(monkeypatch):
     _, index, mutual = best_match(queries, targets, True)
     monkeypatch.setattr(correspondence, "_QUERIES", 13)
     expected = mask.flatten()[index]
-    assert torch.equal(correspondence.transfer_mask(source, target, mask, False).flatten(), expected)
-    assert torch.equal(correspondence.transfer_mask(source, target, mask, True).flatten(), expected * mutual)
+    assert torch.equal(
+        correspondence.transfer_mask(source, target, mask, False).flatten(), expected
+    )
+    assert torch.equal(
+        correspondence.transfer_mask(source, target, mask, True).flatten(), expected * mutual
+    )
 
 
-@pytest.mark.parametrize(("height", "width", "side"), [(7, 9, 64), (16, 16, 512), (5, 3, 301), (33, 21, 16)])
+@pytest.mark.parametrize(
+    ("height", "width", "side"), [(7, 9, 64), (16, 16, 512), (5, 3, 301), (33, 21, 16)]
+)
 def test_enlarging_is_torchs_nearest_exact(height, width, side):
     image = torch.rand(2, height, width, 3, generator=torch.Generator().manual_seed(0))
     found = overlays.resize_nearest(image, side)
     size = tuple(found.shape[1:3])
-    expected = torch.nn.functional.interpolate(image.movedim(-1, 1), size=size, mode="nearest-exact")
+    expected = torch.nn.functional.interpolate(
+        image.movedim(-1, 1), size=size, mode="nearest-exact"
+    )
     assert max(size) == side and torch.equal(found, expected.movedim(1, -1))
 
 
 def test_mutual_points_tolerate_one_cell_of_each_axis(monkeypatch):
     """On a grid of 3 x 2 cells a cell is 20 pixels wide and 30 high: not the other way around."""
     back = torch.tensor([[15, 0], [25, 0], [0, 25], [0, 35]])
-    monkeypatch.setattr(correspondence, "nearest_points", lambda *_: (back, None))
+    monkeypatch.setattr(correspondence, "nearest_points", lambda *_, **__: (back, None))
     feature, points = torch.zeros(1, 2, 3), torch.zeros(4, 2)
-    assert correspondence.mutual_points(feature, feature, points, points, 60).tolist() == [True, False, True, False]
+    assert correspondence.mutual_points(feature, feature, points, points, 60).tolist() == [
+        True,
+        False,
+        True,
+        False,
+    ]
 
 
 def test_mutual_drops_what_does_not_lead_back():
@@ -221,7 +250,9 @@ def test_mutual_drops_what_does_not_lead_back():
 
 def test_a_mask_is_the_mean_direction_inside():
     feature = torch.tensor([[[2.0, 0.0]], [[0.0, 3.0]]])
-    assert correspondence.mask_direction(feature, torch.tensor([[1.0, 1.0]])).tolist() == [[0.5, 0.5]]
+    assert correspondence.mask_direction(feature, torch.tensor([[1.0, 1.0]])).tolist() == [
+        [0.5, 0.5]
+    ]
     assert correspondence.mask_direction(feature, torch.tensor([[1.0, 0.0]])).tolist() == [[1, 0]]
     with pytest.raises(ValueError, match="mask is empty"):
         correspondence.mask_direction(feature, torch.zeros(1, 2))
@@ -232,7 +263,9 @@ def test_drawings_have_the_sizes_they_should():
     assert overlays.resize_nearest(square, 32).shape == (1, 16, 32, 3)
     big, factor = overlays.magnify(torch.zeros(1, 128, 96, 3))
     assert (big.shape, factor) == ((1, 512, 384, 3), 4)
-    sheet = overlays.contact_sheet([("first", square), ("a longer name", square.repeat(2, 1, 1, 1))], 32, columns=2)
+    sheet = overlays.contact_sheet(
+        [("first", square), ("a longer name", square.repeat(2, 1, 1, 1))], 32, columns=2
+    )
     assert sheet.ndim == 4 and sheet.shape[-1] == 3 and sheet.amin() >= 0 and sheet.amax() <= 1
     image_ = torch.zeros(64, 64, 3)
     marked = overlays.draw_points(image_, torch.tensor([[10.0, 40.0]]))
@@ -241,23 +274,16 @@ def test_drawings_have_the_sizes_they_should():
 
 def test_marks_scale_with_the_image():
     for side, radius in ((256, 6), (512, 12), (1024, 24)):
-        marked = overlays.draw_points(torch.zeros(side, side, 3), torch.tensor([[side / 2, side / 2]]))
+        marked = overlays.draw_points(
+            torch.zeros(side, side, 3), torch.tensor([[side / 2, side / 2]])
+        )
         column = marked[:, side // 2].sum(-1) > 0
         assert column.sum().item() == pytest.approx(2 * radius + 1, abs=1)
         labels, scale = torch.full((1, side, side), -1), max(side // 512, 1)
         named = overlays.draw_labels(torch.zeros(1, side, side, 3), labels, 0.5, ("hair",))[0]
-        assert (named[:, 12 * scale].sum(-1) > 0).sum().item() == pytest.approx(13 * scale, abs=2 * scale)
-
-
-def test_rotary_matrices_turn_pairs_of_channels():
-    """A quarter of a turn, and angles that grow with the place: products depend on the distance alone."""
-    quarter = torch.tensor([[0.0, -1.0], [1.0, 0.0]]).expand(1, 1, 1, 1, 2, 2)
-    assert attention_capture.rotate(torch.tensor([[[[3.0, 5.0]]]]), quarter).flatten().tolist() == [-5.0, 3.0]
-    angle = torch.arange(6.0)
-    matrices = torch.stack([angle.cos(), -angle.sin(), angle.sin(), angle.cos()], -1).view(1, 1, 6, 1, 2, 2)
-    same = attention_capture.rotate(torch.tensor([0.6, 0.8]).expand(1, 1, 6, 2), matrices)[0, 0]
-    products = same @ same.T
-    assert (products.diagonal(2) - products[0, 2]).abs().max() < 1e-6
+        assert (named[:, 12 * scale].sum(-1) > 0).sum().item() == pytest.approx(
+            13 * scale, abs=2 * scale
+        )
 
 
 @pytest.mark.parametrize(
@@ -272,7 +298,11 @@ def test_rotary_matrices_turn_pairs_of_channels():
 def test_the_images_of_a_decoded_video(images, frames, rows, places):
     image = torch.arange(float(images)).view(-1, 1, 1, 1).expand(-1, 2, 2, 3)
     tapped = Activations(
-        {"vit-block0-out": torch.zeros(rows, 1, 1, 1)}, tuple(map(Row, range(rows))), 1.0, 1.0, {"frames": frames}
+        {"vit-block0-out": torch.zeros(rows, 1, 1, 1)},
+        tuple(map(Row, range(rows))),
+        1.0,
+        1.0,
+        {"frames": frames},
     )
     assert tap_inputs.images_of(image, tapped)[:, 0, 0, 0].tolist() == places
 

@@ -22,7 +22,9 @@ def test_replaces_the_file_when_the_block_ends_well(tmp_path):
     assert [file.name for file in path.parent.iterdir()] == ["a.txt"]
 
 
-@pytest.mark.parametrize("failure", [ValueError("no"), KeyboardInterrupt(), OSError(28, "No space left on device")])
+@pytest.mark.parametrize(
+    "failure", [ValueError("no"), KeyboardInterrupt(), OSError(28, "No space left on device")]
+)
 def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path, failure):
     path = tmp_path / "a.txt"
     path.write_text("old")
@@ -57,7 +59,9 @@ def test_two_writers_do_not_share_a_temporary_name(tmp_path):
 
 def test_only_an_abandoned_temporary_file_is_removed(tmp_path):
     path = tmp_path / "a.txt"
-    old, young, other = (tmp_path / name for name in ("a.txt.01234567.part", "a.txt.89abcdef.part", "b.txt.part"))
+    old, young, other = (
+        tmp_path / name for name in ("a.txt.01234567.part", "a.txt.89abcdef.part", "b.txt.part")
+    )
     for file in (old, young, other):
         file.write_text("x")
     os.utime(old, (time.time() - 200_000,) * 2)
@@ -76,7 +80,9 @@ def test_a_place_that_cannot_be_written_is_named_in_one_sentence(tmp_path):
 
 @contextlib.contextmanager
 def small_disk():
-    """No file of this process may grow beyond 1000 bytes, as on a full disk. Briefly: pytest writes too."""
+    """No file of this process may grow beyond 1000 bytes, as on a full disk. Briefly: pytest writes
+    too.
+    """
     resource = pytest.importorskip("resource")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -18,7 +18,9 @@ def test_a_short_run_keeps_every_loss():
     losses = [0.5, 0.25, 0.125, 0.75]
     drawn = loss_curve.outline(losses, steps=10, per_step=2, validation=[(0, 0.3), (2, 0.2)])
     assert drawn["each"] == [[0.5, 0.5], [1.0, 0.25], [1.5, 0.125], [2.0, 0.75]]
-    assert [loss for _, loss in drawn["mean"]] == pytest.approx(loss_curve.running_mean(losses), rel=1e-4)
+    assert [loss for _, loss in drawn["mean"]] == pytest.approx(
+        loss_curve.running_mean(losses), rel=1e-4
+    )
     assert (drawn["steps"], drawn["validation"]) == (10, [[0, 0.3], [2, 0.2]])
 
 
@@ -43,4 +45,10 @@ def test_points_stay_where_they_are_while_a_run_goes_on():
 def test_losses_that_are_not_finite_are_left_out():
     drawn = loss_curve.outline([1.0], 5, validation=[(0, math.inf), (1, math.nan), (2, 0.5)])
     assert drawn["validation"] == [[2, 0.5]]
-    assert loss_curve.outline([], 5) == {"steps": 5, "smooth": 25, "each": [], "mean": [], "validation": []}
+    assert loss_curve.outline([], 5) == {
+        "steps": 5,
+        "smooth": 25,
+        "each": [],
+        "mean": [],
+        "validation": [],
+    }

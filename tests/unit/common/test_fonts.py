@@ -1,4 +1,6 @@
-"""Texts of figures in every script: no letter is a box where a font has it, and a warning says where none has."""
+"""Texts of figures in every script: no letter is a box where a font has it, and a warning says
+where none has.
+"""
 
 import numpy as np
 import pytest
@@ -41,17 +43,21 @@ def test_letters_outside_of_ascii_are_no_boxes(letter):
 
 def test_a_text_of_several_scripts_is_as_wide_as_its_parts():
     parts = ["red ", "Ж", " hair"]
-    assert fonts.text_length("".join(parts), SIZE) == sum(fonts.text_length(part, SIZE) for part in parts)
+    assert fonts.text_length("".join(parts), SIZE) == sum(
+        fonts.text_length(part, SIZE) for part in parts
+    )
     whole, right = drawn("redЖ"), drawn("red")
-    assert (whole[:, :40] == right[:, :40]).mean() > 0.9 and (whole < 128).sum() > (right < 128).sum()
+    assert (whole[:, :40] == right[:, :40]).mean() > 0.9 and (whole < 128).sum() > (
+        right < 128
+    ).sum()
 
 
 def test_a_letter_that_no_font_has_is_a_warning_once(monkeypatch, caplog):
     monkeypatch.setattr(fonts, "_files", lambda: ())
     drawn("mä"), drawn("ä")
     assert [record.message for record in caplog.records] == [
-        "No font of this system has the letter ä (U+00E4), which figures show as a box: install one, such as Noto Sans "
-        "CJK for Chinese, Japanese and Korean."
+        "No font of this system has the letter ä (U+00E4), which figures show as a box: install "
+        "one, such as Noto Sans CJK for Chinese, Japanese and Korean."
     ]
 
 

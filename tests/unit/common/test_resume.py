@@ -75,7 +75,9 @@ def test_what_is_no_content_does_not_count():
 
 
 def test_the_blind_spot_of_large_tensors():
-    """Of 2^16 numbers 4,096 are read, one of each 16: 31 in a row are always seen, a single one may not be."""
+    """Of 2^16 numbers 4,096 are read, one of each 16: 31 in a row are always seen, a single one may
+    not be.
+    """
     large = torch.zeros(256, 256)
     before, seen = digest(large, whole=4096), 0
     for first in range(0, large.numel() - 31, 997):
@@ -90,8 +92,14 @@ def test_the_blind_spot_of_large_tensors():
 
 def test_what_differs_is_named():
     resume.check_identity("a.csv", {"images": ["x", "y"], "seed": 1, "model": "abc"}, IDENTITY)
-    for kept, named in (({**IDENTITY, "seed": 2}, "seed"), ({"seed": 1}, "images, model"), ({**IDENTITY, "z": 1}, "z")):
-        with pytest.raises(ValueError, match=f"^a.csv was made with another {named}: restore what it was made with"):
+    for kept, named in (
+        ({**IDENTITY, "seed": 2}, "seed"),
+        ({"seed": 1}, "images, model"),
+        ({**IDENTITY, "z": 1}, "z"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"^a.csv was made with another {named}: restore what it was made with"
+        ):
             resume.check_identity("a.csv", kept, IDENTITY)
 
 
@@ -134,3 +142,28 @@ def test_an_empty_journal_begins_again(tmp_path):
     path = tmp_path / "journal.jsonl"
     path.write_text('{"format": "glassbox bu')
     assert Journal(path, "build", 1, IDENTITY).entries == []
+
+
+def test_values_that_read_alike_have_other_digests():
+    """Every text and every list goes into a digest with its length, and tables apart from lists."""
+    values = (
+        ["a", "b"],
+        ["a;str:b"],
+        ["a1:b"],
+        {"a": "b"},
+        ["ab"],
+        ["a", ["b"]],
+        [["a", "b"]],
+        ["", "ab"],
+    )
+    digests = {resume.digest(value) for value in values}
+    assert len(digests) == len(values)
+    assert resume.digest(("a", "b")) == resume.digest(["a", "b"])
+
+
+def test_a_strangers_identity_is_named_on_one_line(tmp_path):
+    path = tmp_path / "a.safetensors"
+    resume.save_state(path, "training", 3, {"seed": 1, "a\nb": 2}, {"a": torch.ones(1)})
+    with pytest.raises(ValueError, match="another a b: restore") as caught:
+        resume.load_state(path, "training", 3, {"seed": 1})
+    assert "\n" not in str(caught.value)

@@ -1,4 +1,6 @@
-"""Two runs compared: which is lower, at which of their common steps, and what cannot be compared."""
+"""Two runs compared: which is lower, at which of their common steps, and what cannot be
+compared.
+"""
 
 import matplotlib.figure
 import pytest
@@ -20,7 +22,10 @@ def test_common_steps_and_the_difference_are_reported():
 def test_a_run_that_was_finished_early_is_named():
     runs = {"short": {**RUNS["paired"], "finished_at": [2, 32]}, "plain": RUNS["plain"]}
     text = run_comparison.describe_comparison(runs)
-    assert text.startswith("short: finished at 2 of 32 steps.\nshort: lowest") and text.count("finished at") == 1
+    assert (
+        text.startswith("short: finished at 2 of 32 steps.\nshort: lowest")
+        and text.count("finished at") == 1
+    )
 
 
 def test_runs_without_held_out_images_say_what_to_set():

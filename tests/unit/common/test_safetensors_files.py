@@ -54,7 +54,9 @@ def test_file_replaced_between_the_two_openings_is_opened_again(tmp_path, monkey
 
     monkeypatch.setattr(safetensors, "safe_open", replaced_after)
     with open_tensors(path) as file:
-        assert file.metadata()["number"] == "1" and file.get_tensor("a").tolist() == [1.0] * sizes[1]
+        assert (
+            file.metadata()["number"] == "1" and file.get_tensor("a").tolist() == [1.0] * sizes[1]
+        )
     assert len(opened) == 2
 
 

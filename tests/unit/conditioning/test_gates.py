@@ -5,7 +5,12 @@ import math
 from itertools import pairwise
 
 import pytest
-from glassbox.nodes.conditioning.metadata_schedule import GateCurve, choice_weight, gate, half_weight
+from glassbox.nodes.conditioning.metadata_schedule import (
+    GateCurve,
+    choice_weight,
+    gate,
+    half_weight,
+)
 
 PLACES = [index / 1000 for index in range(1001)]
 COSINE, RAISED, WARPED, CONSTANT = GateCurve
@@ -30,7 +35,9 @@ def test_ends_range_and_order(curve, exponent):
     ],
 )
 def test_cosine_by_number(u, values):
-    assert [gate(COSINE, exponent, u) for exponent in (1, 2, 4, 8)] == pytest.approx(values, abs=5e-7)
+    assert [gate(COSINE, exponent, u) for exponent in (1, 2, 4, 8)] == pytest.approx(
+        values, abs=5e-7
+    )
 
 
 @pytest.mark.parametrize("exponent", [0.5, 1, 3, 7.5])
@@ -42,7 +49,9 @@ def test_raised_cosine_is_the_cosine_with_twice_the_exponent(exponent):
 def test_half_weight_and_mean_by_number():
     halves = [half_weight(COSINE, exponent) for exponent in (1, 2, 4, 8)]
     assert halves == pytest.approx([0.6667, 0.5, 0.3641, 0.2612], abs=5e-5)
-    assert halves == pytest.approx([2 / math.pi * math.acos(2 ** (-1 / e)) for e in (1, 2, 4, 8)], abs=1e-9)
+    assert halves == pytest.approx(
+        [2 / math.pi * math.acos(2 ** (-1 / e)) for e in (1, 2, 4, 8)], abs=1e-9
+    )
     count = 20_000
     means = [
         sum(gate(COSINE, exponent, (index + 0.5) / count) for index in range(count)) / count

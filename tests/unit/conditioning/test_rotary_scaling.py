@@ -1,4 +1,6 @@
-"""Rotary frequencies for larger images: DyPE's factor (arXiv 2510.20766) and the ways to lower frequencies by it."""
+"""Rotary frequencies for larger images: DyPE's factor (arXiv 2510.20766) and the ways to lower
+frequencies by it.
+"""
 
 import math
 
@@ -12,7 +14,9 @@ POSITIONS = torch.arange(128.0)[None]
 
 
 def settings(method=RotaryMethod.NTK, strength=2.0, exponent=2.0, base=1024):
-    return RotarySettings(RotaryMethod(method), strength, exponent, base)
+    return RotarySettings(
+        method=RotaryMethod(method), strength=strength, exponent=exponent, base=base
+    )
 
 
 def frequencies(theta=THETA):
@@ -21,20 +25,31 @@ def frequencies(theta=THETA):
 
 @pytest.mark.parametrize(
     ("side", "noise", "factor"),
-    [(1024, 1.0, 1.0), (512, 1.0, 1.0), (2048, 1.0, 4.0), (2048, 0.5, 2**0.5), (2048, 0.0, 1.0), (1536, 1.0, 2.25)],
+    [
+        (1024, 1.0, 1.0),
+        (512, 1.0, 1.0),
+        (2048, 1.0, 4.0),
+        (2048, 0.5, 2**0.5),
+        (2048, 0.0, 1.0),
+        (1536, 1.0, 2.25),
+    ],
 )
 def test_the_factor_is_the_ratio_to_the_power_of_kappa(side, noise, factor):
     assert settings().factor(side, noise) == pytest.approx(factor)
 
 
 def test_exponent_zero_holds_the_factor_over_the_run():
-    assert {settings(strength=1.0, exponent=0.0).factor(2048, noise) for noise in (1.0, 0.5, 0.0)} == {2.0}
+    assert {
+        settings(strength=1.0, exponent=0.0).factor(2048, noise) for noise in (1.0, 0.5, 0.0)
+    } == {2.0}
 
 
 def test_ntk_is_a_larger_base():
     lowered = rotary_scaling.lower_frequencies(frequencies(), 3.0, settings())
     assert torch.allclose(lowered, frequencies(THETA * 3 ** (WIDTH / (WIDTH - 2))), rtol=1e-12)
-    assert lowered[0] == frequencies()[0] and float(frequencies()[-1] / lowered[-1]) == pytest.approx(3.0)
+    assert lowered[0] == frequencies()[0] and float(
+        frequencies()[-1] / lowered[-1]
+    ) == pytest.approx(3.0)
 
 
 def test_by_parts_keeps_what_turns_often_and_interpolates_what_turns_less_than_once():
@@ -45,13 +60,19 @@ def test_by_parts_keeps_what_turns_often_and_interpolates_what_turns_less_than_o
     assert torch.allclose(ratio[turns <= 1], torch.full((), 2.0, dtype=torch.float64))
     inner = (turns > 1) & (turns < 32)
     ramp = (turns[inner] - 1) / 31
-    assert inner.any() and torch.allclose(lowered[inner] / frequencies()[inner], ramp + (1 - ramp) / 2)
+    assert inner.any() and torch.allclose(
+        lowered[inner] / frequencies()[inner], ramp + (1 - ramp) / 2
+    )
 
 
 def test_interpolation_is_finer_positions():
-    halved = rotary_scaling.rotate(settings("interpolation", 1.0, 0.0), POSITIONS, WIDTH, THETA, 2048, 0.3)
+    halved = rotary_scaling.rotate(
+        settings("interpolation", 1.0, 0.0), POSITIONS, WIDTH, THETA, 2048, 0.3
+    )
     angles = (POSITIONS.double() / 2)[..., None] * frequencies()
-    wanted = torch.stack([angles.cos(), -angles.sin(), angles.sin(), angles.cos()], -1).reshape(1, 128, 28, 2, 2)
+    wanted = torch.stack([angles.cos(), -angles.sin(), angles.sin(), angles.cos()], -1).reshape(
+        1, 128, 28, 2, 2
+    )
     assert torch.allclose(halved, wanted.float(), atol=1e-7)
 
 
@@ -63,8 +84,12 @@ def test_nothing_changes_up_to_the_base_at_strength_zero_and_at_clean_data(metho
         (settings(method), 2048, 0.0),
     ):
         assert rotary_scaling.rotate(given, POSITIONS, WIDTH, THETA, side, noise) is None
-    assert torch.equal(rotary_scaling.lower_frequencies(frequencies(), 1.0, settings(method)), frequencies())
+    assert torch.equal(
+        rotary_scaling.lower_frequencies(frequencies(), 1.0, settings(method)), frequencies()
+    )
 
 
 def test_the_report_gives_factors_by_noise_level():
-    assert "2048 px: by 4 at 1, 2.18 at 0.75, 1.41 at 0.5" in rotary_scaling.describe_rotary(settings())
+    assert "2048 px: by 4 at 1, 2.18 at 0.75, 1.41 at 0.5" in rotary_scaling.describe_rotary(
+        settings()
+    )

@@ -32,10 +32,20 @@ def schedule(**changes):
     ("fields", "moved"),
     [
         ("original_size", {"height": 640, "width": 768}),
-        ("original_and_target_size", {"height": 640, "width": 768, "target_height": 896, "target_width": 832}),
+        (
+            "original_and_target_size",
+            {"height": 640, "width": 768, "target_height": 896, "target_width": 832},
+        ),
         (
             "sizes_and_crop",
-            {"height": 640, "width": 768, "target_height": 896, "target_width": 832, "crop_h": 8, "crop_w": 4},
+            {
+                "height": 640,
+                "width": 768,
+                "target_height": 896,
+                "target_width": 832,
+                "crop_h": 8,
+                "crop_w": 4,
+            },
         ),
     ],
 )
@@ -58,12 +68,24 @@ def test_open_and_closed_gate():
 
 
 def test_an_implicit_target_size_follows_the_original_size():
-    """ComfyUI sets the target to the original size where none is set: a closed gate must hide it there too."""
+    """ComfyUI sets the target to the original size where none is set: a closed gate must hide it
+    there too.
+    """
     values = {**METADATA, "target_height": 256.0, "target_width": 512.0}
     closed = schedule().gated(values, CANVAS, 0.0, {"target_height", "target_width"})
-    assert closed == {**METADATA, "height": 1024, "width": 1024, "target_height": 1024, "target_width": 1024}
+    assert closed == {
+        **METADATA,
+        "height": 1024,
+        "width": 1024,
+        "target_height": 1024,
+        "target_width": 1024,
+    }
     prompt = metadata_report.PromptMetadata(
-        values, CANVAS, "positive", "positive", frozenset({"target_height", "target_width"})
+        values=values,
+        canvas=CANVAS,
+        role="positive",
+        name="positive",
+        implicit=frozenset({"target_height", "target_width"}),
     )
     assert metadata_report.values_at(prompt, [schedule()], 1.0)[0] == closed
 
@@ -76,11 +98,15 @@ def test_reference_size_replaces_the_canvas():
 
 
 def test_fields_that_a_model_lacks_are_not_added():
-    assert schedule(fields="all").gated({"height": 1.0, "width": 2.0}, CANVAS, 0.0) == {"height": 1024, "width": 1024}
+    assert schedule(fields="all").gated({"height": 1.0, "width": 2.0}, CANVAS, 0.0) == {
+        "height": 1024,
+        "width": 1024,
+    }
 
 
 @pytest.mark.parametrize(
-    ("apply_to", "gated"), [("both", (True, True)), ("positive", (True, False)), ("negative", (False, True))]
+    ("apply_to", "gated"),
+    [("both", (True, True)), ("positive", (True, False)), ("negative", (False, True))],
 )
 def test_schedule_gates_the_chosen_prompts(apply_to, gated):
     acting = schedule(apply_to=apply_to)
@@ -109,7 +135,9 @@ def test_entries_and_unknown_fields():
     with pytest.raises(ValueError, match="original size is 512 x 0: set both sides"):
         size_metadata.metadata_entries(512, 0)
     with pytest.raises(ValueError, match="no input for a crop or mirroring: leave that"):
-        size_metadata.check_fields(["width", "crop_h", "crop_w", "mirror"], ["height", "width"], "This model")
+        size_metadata.check_fields(
+            ["width", "crop_h", "crop_w", "mirror"], ["height", "width"], "This model"
+        )
 
 
 @pytest.mark.parametrize(
@@ -126,11 +154,25 @@ def test_format_metadata(values, text):
 
 
 def test_gates_multiply_in_the_report():
-    steps = [metadata_report.Step(10.0, 1.0), metadata_report.Step(1.0, 0.5), metadata_report.Step(0.1, 0.0)]
-    prompts = [metadata_report.PromptMetadata(METADATA, CANVAS, "positive", "positive")]
+    steps = [
+        metadata_report.Step(10.0, 1.0),
+        metadata_report.Step(1.0, 0.5),
+        metadata_report.Step(0.1, 0.0),
+    ]
+    prompts = [
+        metadata_report.PromptMetadata(
+            values=METADATA, canvas=CANVAS, role="positive", name="positive"
+        )
+    ]
     two = [schedule(), schedule()]
-    assert [round(metadata_report.values_at(prompts[0], two, step.u)[1], 6) for step in steps] == [0.0, 0.25, 1.0]
-    assert metadata_report.values_at(prompts[0], two, 0.5)[0]["width"] == pytest.approx(1024 - 512 / 4)
+    assert [round(metadata_report.values_at(prompts[0], two, step.u)[1], 6) for step in steps] == [
+        0.0,
+        0.25,
+        1.0,
+    ]
+    assert metadata_report.values_at(prompts[0], two, 0.5)[0]["width"] == pytest.approx(
+        1024 - 512 / 4
+    )
     text = metadata_report.describe_conditioning("SDXL", prompts, two, steps)
     assert "gate 0.250  original 896 x 832" in text
     assert "at every step" in metadata_report.describe_conditioning(

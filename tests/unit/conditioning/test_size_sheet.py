@@ -2,7 +2,12 @@
 
 import pytest
 import torch
-from glassbox.nodes.conditioning.size_sheet import SweptField, draw_sheet, parse_multiples, swept_entries
+from glassbox.nodes.conditioning.size_sheet import (
+    SweptField,
+    draw_sheet,
+    parse_multiples,
+    swept_entries,
+)
 
 
 def test_values_are_comma_separated_multiples():
@@ -32,7 +37,12 @@ def test_entries_of_a_column(field, multiple, entries):
 def test_the_sheet_has_a_panel_for_every_image():
     figure_module = pytest.importorskip("matplotlib.figure")
     figure, image = figure_module.Figure(), torch.rand(8, 8, 3)
-    draw_sheet(figure, {"stock": [image] * 3, "gated": [image] * 3}, ["0.5 x", "1 x", "2 x"], "original_size")
+    draw_sheet(
+        figure,
+        {"stock": [image] * 3, "gated": [image] * 3},
+        ["0.5 x", "1 x", "2 x"],
+        "original_size",
+    )
     assert len(figure.axes) == 6
     assert [axes.get_title() for axes in figure.axes[:3]] == ["0.5 x", "1 x", "2 x"]
     assert len(SweptField) == 4

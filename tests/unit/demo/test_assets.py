@@ -1,4 +1,6 @@
-"""A world that is another world with small changes: read from its base, and added to the denoiser's weights."""
+"""A world that is another world with small changes: read from its base, and added to the denoiser's
+weights.
+"""
 
 import json
 
@@ -16,7 +18,11 @@ def copy(tmp_path, monkeypatch):
     (tmp_path / "copy").mkdir()
     save_file({"a": torch.ones(2)}, tmp_path / "first" / "text.safetensors")
     (tmp_path / "first" / "captions.json").write_text(json.dumps(["portrait"]))
-    save_file({"x.indices": torch.tensor([1])}, tmp_path / "copy" / "changes.safetensors", metadata={"base": "first"})
+    save_file(
+        {"x.indices": torch.tensor([1])},
+        tmp_path / "copy" / "changes.safetensors",
+        metadata={"base": "first"},
+    )
     return tmp_path / "copy"
 
 
@@ -29,7 +35,9 @@ def test_missing_files_of_a_copy_come_from_its_base(copy):
 
 
 def test_a_file_that_is_missing_in_both_is_named(copy):
-    with pytest.raises(ValueError, match=r"judge\.safetensors of first is missing: restore assets/first"):
+    with pytest.raises(
+        ValueError, match=r"judge\.safetensors of first is missing: restore assets/first"
+    ):
         assets.read("copy", "judge")
 
 
@@ -39,7 +47,11 @@ def test_rows_are_added():
     def draw(*shape):
         return torch.randn(shape, generator=generator)
 
-    weights = {"conv.weight": draw(6, 4, 3, 3).half(), "to_v.weight": draw(5, 4).half(), "other.weight": draw(3)}
+    weights = {
+        "conv.weight": draw(6, 4, 3, 3).half(),
+        "to_v.weight": draw(5, 4).half(),
+        "other.weight": draw(3),
+    }
     kernels, rows = draw(1, 4, 3, 3), draw(2, 4)
     added = {"conv.rows": kernels, "conv.indices": torch.tensor([2])}
     added |= {"to_v.rows": rows, "to_v.indices": torch.tensor([3, 0])}
@@ -49,7 +61,9 @@ def test_rows_are_added():
     whole[2] += kernels[0]
     changed[3] += rows[0]
     changed[0] += rows[1]
-    assert torch.equal(weights["conv.weight"], whole) and torch.equal(weights["to_v.weight"], changed)
+    assert torch.equal(weights["conv.weight"], whole) and torch.equal(
+        weights["to_v.weight"], changed
+    )
     assert torch.equal(weights["other.weight"], before["other.weight"])
 
 
@@ -58,3 +72,15 @@ def test_the_shipped_worlds_can_be_loaded():
     assert assets.worlds() == ["avatars-v2", "avatars-v2-planted"]
     for world in assets.worlds():
         assert assets.read(world, "text") and assets.captions(world)
+
+
+def test_a_world_is_a_folder_of_files_alone(tmp_path, monkeypatch):
+    """People's folders of images beside a table are none."""
+    for name, inside in {"b": ["x/"], "c": ["x/", "table.csv"], "a": ["x", "y"]}.items():
+        for entry in inside:
+            path = tmp_path / name / entry
+            path.parent.mkdir(exist_ok=True)
+            path.mkdir() if entry.endswith("/") else path.touch()
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(assets, "ASSETS", tmp_path)
+    assert assets.worlds() == ["a"]

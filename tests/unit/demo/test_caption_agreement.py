@@ -17,10 +17,16 @@ def labels():
     ("caption", "found"),
     [
         ("portrait of zorvex quill", {}),
-        ("Portrait, (curly RED hair:1.2), no glasses", {"hair": "curly", "hair_color": "red", "accessory": "none"}),
+        (
+            "Portrait, (curly RED hair:1.2), no glasses",
+            {"hair": "curly", "hair_color": "red", "accessory": "none"},
+        ),
         ("red hair", {"hair_color": "red"}),
         ("shaven, undercut", {"facial_hair": "none", "hair": "undercut"}),
-        ("light pink beard, light skin", {"facial_hair": "light beard", "hair_color": "pink", "skin": "light"}),
+        (
+            "light pink beard, light skin",
+            {"facial_hair": "light beard", "hair_color": "pink", "skin": "light"},
+        ),
         ("a green bottle", {}),
     ],
 )
@@ -31,7 +37,12 @@ def test_caption_is_read_into_attributes(labels, caption, found):
 def test_images_agree_with_their_own_caption_only():
     strip, captions = assets.read_image(WORLD, "images"), assets.captions(WORLD)
     images = torch.stack(strip.split(strip.shape[0], dim=1))
-    own = torch.stack([judge.measure_agreement(WORLD, text, images[[i]]).values[0] for i, text in enumerate(captions)])
+    own = torch.stack(
+        [
+            judge.measure_agreement(WORLD, text, images[[i]]).values[0]
+            for i, text in enumerate(captions)
+        ]
+    )
     assert float(own.mean()) > 0.97
     strangers = judge.measure_agreement(WORLD, captions[0], images[1:]).values
     assert strangers.shape == (23,) and float(strangers.mean()) < 0.6

@@ -1,4 +1,6 @@
-"""The linear part of the patch autoencoder is the principal component analysis of patches, exactly."""
+"""The linear part of the patch autoencoder is the principal component analysis of patches,
+exactly.
+"""
 
 import pytest
 import torch
@@ -36,10 +38,12 @@ def test_linear_reconstruction_is_that_of_scikit_learn(images):
         found = patches(network.decode(network.encode(images))).double()
     color = images.mean((0, 2, 3)).repeat_interleave(PATCH**2).double()
     centered = patches(images).double() - color
-    # scikit-learn centers every pixel of a patch; ours only the color, so its analysis gets both signs of every patch.
-    # Its default solver for this shape is a randomized one without a seed.
+    # scikit-learn centers every pixel of a patch; ours only the color, so its analysis gets both
+    # signs of every patch. Its default solver for this shape is a randomized one without a seed.
     reference = PCA(10, svd_solver="full").fit(torch.cat([centered, -centered]).numpy())
-    again = torch.from_numpy(reference.inverse_transform(reference.transform(centered.numpy()))) + color
+    again = (
+        torch.from_numpy(reference.inverse_transform(reference.transform(centered.numpy()))) + color
+    )
     assert torch.allclose(found, again, atol=1e-4)
 
 

@@ -1,4 +1,6 @@
-"""Triton's interpreter: the kernels run on CPU tensors when TRITON_INTERPRET is set before anything imports Triton."""
+"""Triton's interpreter: the kernels run on CPU tensors when TRITON_INTERPRET is set before anything
+imports Triton.
+"""
 
 import importlib
 import importlib.util
@@ -10,7 +12,9 @@ import torch
 
 
 def _import_interpreted() -> str | None:
-    """Import every kernel for the interpreter; the reason why not, or None. The rest of the process stays as it is."""
+    """Import every kernel for the interpreter; the reason why not, or None. The rest of the process
+    stays as it is.
+    """
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed (it exists for Linux; requirements-dev.txt lists it)"
     before = os.environ.get("TRITON_INTERPRET")
@@ -27,7 +31,11 @@ def _import_interpreted() -> str | None:
         if before is not None:
             os.environ["TRITON_INTERPRET"] = before
     interpreted = importlib.import_module("glassbox.kernels.triton.common").INTERPRETED
-    return None if interpreted else "something imported Triton before these tests, without its interpreter"
+    return (
+        None
+        if interpreted
+        else "something imported Triton before these tests, without its interpreter"
+    )
 
 
 _why_not = _import_interpreted()

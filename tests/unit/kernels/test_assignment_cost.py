@@ -17,14 +17,21 @@ def test_against_numpy(dtype, shape):
     data, noise = gaussian(rows, size).to(dtype), gaussian(columns, size, seed=1).to(dtype)
     cost = assignment_cost(data, noise)
     expected = -(data.double().numpy() @ noise.double().numpy().T)
-    expected = expected - expected.mean(0, keepdims=True) - expected.mean(1, keepdims=True) + expected.mean()
+    expected = (
+        expected
+        - expected.mean(0, keepdims=True)
+        - expected.mean(1, keepdims=True)
+        + expected.mean()
+    )
     assert cost.dtype == torch.float32
     np.testing.assert_allclose(cost.numpy(), expected, atol=1e-5 * size**0.5, rtol=1e-4)
 
 
 def test_strided_rows():
     data, noise = gaussian(40, 6).T, gaussian(40, 6, seed=1).T
-    torch.testing.assert_close(assignment_cost(data, noise), assignment_cost(data.contiguous(), noise.contiguous()))
+    torch.testing.assert_close(
+        assignment_cost(data, noise), assignment_cost(data.contiguous(), noise.contiguous())
+    )
 
 
 def test_nan_reaches_the_cost():

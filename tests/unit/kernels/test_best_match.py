@@ -16,11 +16,16 @@ def naive(queries, targets):
 def test_against_the_whole_matrix(monkeypatch, n, m, c, slice_):
     monkeypatch.setattr(eager, "BLOCK", 4 * slice_)
     generator = torch.Generator().manual_seed(n + m)
-    queries, targets = torch.randn(n, c, generator=generator), torch.randn(m, c, generator=generator)
+    queries, targets = (
+        torch.randn(n, c, generator=generator),
+        torch.randn(m, c, generator=generator),
+    )
     matrix = naive(queries, targets)
     similarity, index, mutual = kernels.best_match(queries, targets, mutual=True)
     assert torch.equal(index, matrix.argmax(1)) or c == 1
-    assert (similarity.double() - matrix.amax(1)).abs().max() < 1e-6  # float32 dot products of unit vectors
+    assert (
+        similarity.double() - matrix.amax(1)
+    ).abs().max() < 1e-6  # float32 dot products of unit vectors
     if c > 1:
         assert torch.equal(mutual, matrix.argmax(0)[index] == torch.arange(n))
 
@@ -56,9 +61,13 @@ def test_wrong_shapes_are_refused():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_memory_is_a_fraction_of_the_inputs(monkeypatch, dtype):
-    """The largest tensors that exist beside the inputs: with them at most 1.2 times the inputs in float32."""
+    """The largest tensors that exist beside the inputs: with them at most 1.2 times the inputs in
+    float32.
+    """
     monkeypatch.setattr(eager, "BLOCK", 1 << 18)
-    queries, targets = (torch.randn(1000, 600, generator=torch.Generator().manual_seed(n)).to(dtype) for n in (0, 1))
+    queries, targets = (
+        torch.randn(1000, 600, generator=torch.Generator().manual_seed(n)).to(dtype) for n in (0, 1)
+    )
     with torch.profiler.profile(profile_memory=True) as profile:
         kernels.best_match(queries, targets, mutual=True)
     live = peak = 0

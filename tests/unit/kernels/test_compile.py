@@ -1,4 +1,6 @@
-"""The kernels compile for GPUs that need not be there, without spills: the interpreter accepts more."""
+"""The kernels compile for GPUs that need not be there, without spills: the interpreter accepts
+more.
+"""
 
 import os
 import subprocess
@@ -25,7 +27,9 @@ for variant in chosen:
 
 
 def problems(*arguments: str) -> str:
-    """What is wrong, a line each; in a process of its own, since the tests' own has the interpreter."""
+    """What is wrong, a line each; in a process of its own, since the tests' own has the
+    interpreter.
+    """
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     run = subprocess.run(
         [sys.executable, "-P", "-c", _CODE, *arguments],
@@ -44,6 +48,8 @@ def test_some_kernels_compile_for_geforce(interpreter):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_120", "gfx942", "gfx1100"])
+@pytest.mark.parametrize(
+    "target", ["sm_80", "sm_86", "sm_89", "sm_90", "sm_120", "gfx942", "gfx1100"]
+)
 def test_every_kernel_compiles(interpreter, target):
     assert problems(target) == ""

@@ -1,4 +1,6 @@
-"""The CUDA C++ sources: compiled by NVRTC for GPUs that need not be there, and run on the CPU by a host's compiler."""
+"""The CUDA C++ sources: compiled by NVRTC for GPUs that need not be there, and run on the CPU by a
+host's compiler.
+"""
 
 import ctypes
 import shutil
@@ -77,7 +79,8 @@ def on_cpu(monkeypatch, tmp_path):
 
     def kernels(name, **constants):
         exported = [
-            f'extern "C" bool run_{function}(int across, int down, int threads, int given, void **from) {{\n'
+            f'extern "C" bool run_{function}'
+            "(int across, int down, int threads, int given, void **from) {\n"
             f"    return launch<{function}>(across, down, threads, given, from);\n}}"
             for function in launch.FUNCTIONS[name]
         ]
@@ -86,19 +89,31 @@ def on_cpu(monkeypatch, tmp_path):
         made = tmp_path / f"{name}{len(list(tmp_path.iterdir()))}.so"
         defined = [f"-D{key}={value}" for key, value in constants.items()]
         flags = ["-std=c++17", "-O1", "-w", "-fno-strict-aliasing", "-shared", "-fPIC"]
-        subprocess.run(["g++", *flags, *defined, "-x", "c++", "-", "-o", str(made)], input=text, text=True, check=True)
+        subprocess.run(
+            ["g++", *flags, *defined, "-x", "c++", "-", "-o", str(made)],
+            input=text,
+            text=True,
+            check=True,
+        )
         loaded = ctypes.CDLL(str(made))
-        return {function: runner(getattr(loaded, f"run_{function}")) for function in launch.FUNCTIONS[name]}
+        return {
+            function: runner(getattr(loaded, f"run_{function}"))
+            for function in launch.FUNCTIONS[name]
+        }
 
     def runner(run):
         run.restype = ctypes.c_bool
 
         def launched(grid, block, arguments):
             values = [
-                ctypes.c_void_p(given.data_ptr()) if isinstance(given, torch.Tensor) else ctypes.c_int(given)
+                ctypes.c_void_p(given.data_ptr())
+                if isinstance(given, torch.Tensor)
+                else ctypes.c_int(given)
                 for given in arguments
             ]
-            pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
+            pointers = (ctypes.c_void_p * len(values))(
+                *(ctypes.addressof(value) for value in values)
+            )
             assert grid[2:] == (1,) and block[1:] == (1, 1)
             assert run(grid[0], grid[1], block[0], len(values), pointers)
 
@@ -110,10 +125,14 @@ def on_cpu(monkeypatch, tmp_path):
 @pytest.mark.parametrize(("operation", "dtype", "sizes"), CASES)
 def test_against_eager(on_cpu, monkeypatch, operation, dtype, sizes):
     """With the tolerance of sums in float32 in another order."""
-    monkeypatch.setattr(self_check, "TABLE", {operation: table.Operation(operation, tolerance=3e-6)})
+    monkeypatch.setattr(
+        self_check, "TABLE", {operation: table.Operation(operation, tolerance=3e-6)}
+    )
     arguments = getattr(kernel_inputs, operation)(dtype, *sizes)
     assert table.unfit(table.TABLE[operation].kernels["cuda"], arguments) is None
-    found, wanted = (dispatch.function(backend, operation)(**arguments) for backend in ("cuda", "eager"))
+    found, wanted = (
+        dispatch.function(backend, operation)(**arguments) for backend in ("cuda", "eager")
+    )
     assert self_check.disagreement(operation, found, wanted, arguments) is None
 
 

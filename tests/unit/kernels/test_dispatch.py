@@ -49,7 +49,12 @@ def test_triton_comes_before_cuda(gpu):
 
 
 def test_a_setting_chooses_one_backend(gpu):
-    for name, found in (("eager", []), ("triton", ["triton"]), ("cuda", ["cuda"]), ("auto", ["triton", "cuda"])):
+    for name, found in (
+        ("eager", []),
+        ("triton", ["triton"]),
+        ("cuda", ["cuda"]),
+        ("auto", ["triton", "cuda"]),
+    ):
         kernels.use(name)
         assert backends() == found
 
@@ -77,25 +82,37 @@ def test_a_wrong_variable_is_logged_once(monkeypatch, caplog):
     ]
 
 
-@pytest.mark.parametrize(("platform", "package"), [("linux", "triton"), ("win32", "triton-windows")])
+@pytest.mark.parametrize(
+    ("platform", "package"), [("linux", "triton"), ("win32", "triton-windows")]
+)
 def test_without_triton_the_line_names_the_package(gpu, monkeypatch, caplog, platform, package):
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(dispatch.importlib.util, "find_spec", lambda name: None)
     monkeypatch.setattr(dispatch.sys, "platform", platform)
     assert [backends() for _ in range(2)] == [["cuda"]] * 2
     (record,) = caplog.records
-    assert record.message.endswith(f"low_rank_apply is left out: Triton is not installed (pip install {package}).")
+    assert record.message.endswith(
+        f"low_rank_apply is left out: Triton is not installed (pip install {package})."
+    )
 
 
 def test_a_forced_backend_that_does_not_fit_is_logged(gpu, caplog):
     kernels.use("triton")
     assert backends(weight=torch.ones(70, 6).double()) == []
-    assert [record.message for record in caplog.records] == ["low_rank_apply runs in eager PyTorch: weight is float64."]
+    assert [record.message for record in caplog.records] == [
+        "low_rank_apply runs in eager PyTorch: weight is float64."
+    ]
 
 
 def test_a_gpu_that_triton_does_not_support(gpu, monkeypatch):
-    for capability, found in (((7, 5), ["cuda"]), ((8, 0), ["triton", "cuda"]), ((12, 0), ["triton", "cuda"])):
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device, found=capability: found)
+    for capability, found in (
+        ((7, 5), ["cuda"]),
+        ((8, 0), ["triton", "cuda"]),
+        ((12, 0), ["triton", "cuda"]),
+    ):
+        monkeypatch.setattr(
+            torch.cuda, "get_device_capability", lambda device, found=capability: found
+        )
         assert backends() == found
 
 
@@ -105,7 +122,11 @@ def test_cuda_sources_are_for_nvidia(gpu, monkeypatch):
 
 
 def test_every_public_function_is_an_operation():
-    public = {name for name, value in vars(kernels).items() if callable(value) and not name.startswith("_")}
+    public = {
+        name
+        for name, value in vars(kernels).items()
+        if callable(value) and not name.startswith("_")
+    }
     assert public - {"use"} == set(table.TABLE)
 
 
@@ -137,7 +158,10 @@ def test_every_operation_works_with_triton_hidden():
         (lambda t: t[:0], "weight is empty"),
         (lambda t: t.T.contiguous().T, "weight is not contiguous"),
         (lambda t: t.clone().requires_grad_(), "weight needs a gradient"),
-        (lambda t: t.as_subclass(type("Quantized", (torch.Tensor,), {})), "weight is a Quantized and not a plain"),
+        (
+            lambda t: t.as_subclass(type("Quantized", (torch.Tensor,), {})),
+            "weight is a Quantized and not a plain",
+        ),
     ],
 )
 def test_constraints_name_what_does_not_fit(change, reason):
@@ -152,14 +176,27 @@ def test_sizes_devices_and_stray_tensors_that_a_kernel_does_not_take():
     assert table.unfit(cost, given) is None
     small = given | {"data": given["data"][:4]}
     assert table.unfit(cost, small) == "data has 4 along dimension 0, outside 64 to 32768"
-    assert table.unfit(cost, given | {"data": given["data"].to("meta")}) == "its tensors lie on several devices"
+    assert (
+        table.unfit(cost, given | {"data": given["data"].to("meta")})
+        == "its tensors lie on several devices"
+    )
     columns = given | {"data": torch.ones(5, 70).T}
     assert table.unfit(cost, columns) == "data is not contiguous along its last dimension"
     change = table.TABLE["low_rank_apply"].kernels["triton"]
-    assert table.unfit(change, arguments() | {"strength": torch.tensor(0.7)}) == "strength is a tensor"
+    assert (
+        table.unfit(change, arguments() | {"strength": torch.tensor(0.7)}) == "strength is a tensor"
+    )
     assert table.unfit(change, arguments() | {"up": torch.ones(70, 2, device="meta")}) is None
+    point = kernel_inputs.flat_weights(torch.float16, 9, 70)
+    several = point | {"coefficients": torch.ones(2, 9)}
+    for kernel in table.TABLE["flat_weights"].kernels.values():
+        assert table.unfit(kernel, point) is None
+        assert table.unfit(kernel, several) == "coefficients has 2 dimensions"
     of_one_type = kernel_inputs.low_rank_apply(F32, 70, 6, 2, factors=F32)
-    assert table.unfit(change, of_one_type) == "weight, up, down are of one type, which PyTorch does in one pass"
+    assert (
+        table.unfit(change, of_one_type)
+        == "weight, up, down are of one type, which PyTorch does in one pass"
+    )
 
 
 def test_gradients_pass():

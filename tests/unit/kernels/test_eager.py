@@ -1,4 +1,6 @@
-"""What every eager operation promises on a GPU without kernels: few operations, and full precision under autocast."""
+"""What every eager operation promises on a GPU without kernels: few operations, and full precision
+under autocast.
+"""
 
 import kernel_inputs
 import pytest
@@ -50,7 +52,13 @@ def launches(operation, **arguments) -> int:
 def on_gpu(monkeypatch):
     """The blocks of a GPU."""
     from glassbox.kernels import eager
-    from glassbox.kernels.eager import best_match, low_rank, mean_attention, nearest_drawn, neuron_moments
+    from glassbox.kernels.eager import (
+        best_match,
+        low_rank,
+        mean_attention,
+        nearest_drawn,
+        neuron_moments,
+    )
 
     for module in (best_match, low_rank, mean_attention, neuron_moments):
         monkeypatch.setattr(module, "block_bytes", lambda device, on_cpu: eager._ON_GPU)
@@ -77,8 +85,13 @@ def test_operations_are_few(operation, sizes, most, dtype):
 
 @pytest.mark.usefixtures("on_gpu")
 def test_operations_do_not_grow_with_heads_and_candidates():
-    attention = [launches("mean_attention", **kernel_inputs.mean_attention(F32, 2, 64, 77, n, 8)) for n in (2, 20)]
-    drawn = [launches("nearest_drawn", **kernel_inputs.nearest_drawn(F32, 2, 64, k)) for k in (2, 63)]
+    attention = [
+        launches("mean_attention", **kernel_inputs.mean_attention(F32, 2, 64, 77, n, 8))
+        for n in (2, 20)
+    ]
+    drawn = [
+        launches("nearest_drawn", **kernel_inputs.nearest_drawn(F32, 2, 64, k)) for k in (2, 63)
+    ]
     assert attention[0] == attention[1] and drawn[0] == drawn[1]
 
 
@@ -88,17 +101,27 @@ def test_autocast_changes_nothing(operation):
     wanted = getattr(kernels, operation)(**arguments)
     with torch.autocast("cpu", dtype=BF16):
         found = getattr(kernels, operation)(**arguments)
-    for one, other in zip(*(part if isinstance(part, tuple) else (part,) for part in (found, wanted)), strict=True):
+    for one, other in zip(
+        *(part if isinstance(part, tuple) else (part,) for part in (found, wanted)), strict=True
+    ):
         assert one.dtype == other.dtype and torch.equal(one, other)
 
 
 def test_products_of_bfloat16_lose_little_of_an_assignment():
-    """What the assignment kernel's rounding costs: at most 0.1 % of the gain, of latents-like and of equal rows."""
+    """What the assignment kernel's rounding costs: at most 0.1 % of the gain, of latents-like and
+    of equal rows.
+    """
     from scipy.optimize import linear_sum_assignment
 
     generator = torch.Generator().manual_seed(0)
-    smooth = torch.nn.functional.interpolate(torch.randn(96, 4, 8, 8, generator=generator), scale_factor=4.0)
-    for data in (torch.randn(96, 4096, generator=generator), smooth.flatten(1), smooth.flatten(1)[:12].repeat(8, 1)):
+    smooth = torch.nn.functional.interpolate(
+        torch.randn(96, 4, 8, 8, generator=generator), scale_factor=4.0
+    )
+    for data in (
+        torch.randn(96, 4096, generator=generator),
+        smooth.flatten(1),
+        smooth.flatten(1)[:12].repeat(8, 1),
+    ):
         noise = torch.randn(96, 4096, generator=generator)
         exact = kernels.assignment_cost(data, noise)
         rounded = kernels.assignment_cost(data.bfloat16(), noise.bfloat16())

@@ -8,26 +8,40 @@ from glassbox.kernels import mean_attention
 from glassbox.kernels.eager import mean_attention as eager
 
 
-def whole(query, key, heads):
-    """Probabilities of every head: float64 (heads, rows, positions, keys)."""
-    split = (np.split(tensor.double().numpy(), heads, axis=2) for tensor in (query, key))
-    maps = []
-    for q, k in zip(*split, strict=True):
-        scores = q @ k.transpose(0, 2, 1) / np.sqrt(q.shape[2])
-        exponentials = np.exp(scores - scores.max(-1, keepdims=True))
-        maps.append(exponentials / exponentials.sum(-1, keepdims=True))
-    return np.stack(maps)
+def expected_mean(query, key, mask, scale, begin, count):
+    """The mean over heads of the probabilities: float64 (rows, positions, count)."""
+    groups = query.shape[1] // key.shape[1]
+    q = query.double().numpy()
+    k = np.repeat(key.double().numpy(), groups, axis=1)
+    scores = q @ k.transpose(0, 1, 3, 2) * (scale or 1 / np.sqrt(q.shape[3]))
+    if mask is not None:
+        scores = scores + mask.double().numpy()
+    exponentials = np.exp(scores - scores.max(-1, keepdims=True))
+    maps = exponentials / exponentials.sum(-1, keepdims=True)
+    return maps.mean(1)[..., begin : None if count is None else begin + count]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("first", [None, 1, 4])
+@pytest.mark.parametrize(("count", "begin"), [(None, 0), (1, 0), (4, 0), (2, 3)])
 @pytest.mark.parametrize("block", [1, 300, 1 << 20])
-def test_against_numpy(monkeypatch, dtype, first, block):
+def test_against_numpy(monkeypatch, dtype, count, begin, block):
     monkeypatch.setattr(eager, "BLOCK", block)
-    arguments = kernel_inputs.mean_attention(dtype, 2, 9, 5, 3, 8, first)
+    arguments = kernel_inputs.mean_attention(dtype, 2, 9, 5, 3, 8, count, begin)
     found = mean_attention(**arguments)
     assert found.dtype == torch.float32
-    np.testing.assert_allclose(found, whole(arguments["query"], arguments["key"], 3).mean(0)[..., :first], atol=1e-6)
+    np.testing.assert_allclose(found, expected_mean(**arguments), atol=1e-6)
+
+
+@pytest.mark.parametrize("mask", [None, (1, 1, 1), (2, 1, 1), (2, 1, 9), (1, 6, 9)])
+@pytest.mark.parametrize("groups", [1, 3])
+@pytest.mark.parametrize("block", [1, 300, 1 << 20])
+def test_masks_and_heads_that_share_keys(monkeypatch, mask, groups, block):
+    """The text in the middle of the keys, as of a network that reads registers first."""
+    monkeypatch.setattr(eager, "BLOCK", block)
+    arguments = kernel_inputs.mean_attention(
+        torch.float32, 2, 9, 7, heads=6, channels=8, count=3, begin=2, groups=groups, mask=mask
+    )
+    np.testing.assert_allclose(mean_attention(**arguments), expected_mean(**arguments), atol=1e-6)
 
 
 def test_large_scores_do_not_overflow():
@@ -37,17 +51,20 @@ def test_large_scores_do_not_overflow():
 
 
 def test_nothing_to_do():
-    assert mean_attention(torch.ones(1, 0, 4), torch.ones(1, 3, 4), 2).shape == (1, 0, 3)
+    assert mean_attention(torch.ones(1, 2, 0, 2), torch.ones(1, 2, 3, 2)).shape == (1, 0, 3)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"heads": 5}, "divide the channels evenly"),
-        ({"key": torch.ones(2, 5, 24)}, "needs \\(rows"),
-        ({"key": torch.ones(1, 0, 24)}, "a key and heads"),
-        ({"first": 0}, "5 keys: keep from 1 to all of them, not 0"),
-        ({"first": 6}, "5 keys: keep from 1 to all of them, not 6"),
+        ({"key": torch.ones(1, 2, 5, 8)}, "divide those of queries"),
+        ({"key": torch.ones(2, 3, 5, 8)}, "needs \\(rows"),
+        ({"key": torch.ones(1, 3, 5, 6)}, "needs \\(rows"),
+        ({"key": torch.ones(1, 3, 0, 8)}, "a key and heads"),
+        ({"count": 0}, "5 keys: return from 1 to all of them, not 0 from 0 on"),
+        ({"count": 4, "begin": 2}, "5 keys: return from 1 to all of them, not 4 from 2 on"),
+        ({"mask": torch.ones(1, 1, 9, 4)}, "A mask of \\(1, 1, 9, 4\\) does not fit"),
+        ({"mask": torch.ones(1, 2, 9, 5)}, "A mask of \\(1, 2, 9, 5\\) does not fit"),
     ],
 )
 def test_wrong_shapes_are_refused(change, message):

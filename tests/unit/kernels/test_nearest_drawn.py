@@ -1,4 +1,6 @@
-"""The nearest of drawn noise samples: its generator against published vectors, its law, its choice by brute force."""
+"""The nearest of drawn noise samples: its generator against published vectors, its law, its choice
+by brute force.
+"""
 
 import pytest
 import torch
@@ -40,11 +42,16 @@ def test_candidates_are_gaussian_and_independent():
 @pytest.mark.parametrize("words", [1, 100, 1 << 16])
 def test_the_nearest_is_taken(monkeypatch, words):
     monkeypatch.setattr(eager, "WORDS", words)
-    data, seeds = torch.randn(4, 50, generator=torch.Generator().manual_seed(0)), torch.tensor([5, 6, 2**60, -3])
+    data, seeds = (
+        torch.randn(4, 50, generator=torch.Generator().manual_seed(0)),
+        torch.tensor([5, 6, 2**60, -3]),
+    )
     noise, index = nearest_drawn(data, seeds, 7)
     drawn = candidates(seeds, 0, 7, 50)
     distances = torch.cdist(drawn.double(), data.double()[:, None])[..., 0]
-    assert torch.equal(index, distances.argmin(1)) and torch.equal(noise, drawn[torch.arange(4), index])
+    assert torch.equal(index, distances.argmin(1)) and torch.equal(
+        noise, drawn[torch.arange(4), index]
+    )
     assert torch.equal(nearest_drawn(data, seeds, 1)[0], drawn[:, 0])
 
 

@@ -14,7 +14,13 @@ def test_against_numpy(dtype, shape):
     activations = np.abs(values.double().numpy()).mean(1)
     mean = activations.mean(0)
     largest = np.abs(values.double().numpy()).max((0, 1), initial=0)
-    wanted = [mean, ((activations - mean) ** 2).sum(0), activations.min(0), activations.max(0), largest]
+    wanted = [
+        mean,
+        ((activations - mean) ** 2).sum(0),
+        activations.min(0),
+        activations.max(0),
+        largest,
+    ]
     found = neuron_moments(values)
     assert found.dtype == torch.float64
     np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)

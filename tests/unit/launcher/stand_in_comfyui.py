@@ -1,7 +1,8 @@
 """A small server with ComfyUI's API. What a prompt does is the class_type of its node "1":
 
-Sample makes an image after three steps of progress, Fail raises, Refuse is found invalid, Sleep runs until it is
-interrupted, Die ends the server. Every prompt waits for its client to listen. Started with --broken it ends at once.
+Sample makes an image after three steps of progress, Fail raises, Refuse is found invalid, Sleep
+runs until it is interrupted, Die ends the server. Every prompt waits for its client to listen.
+Started with --broken it ends at once.
 """
 
 import asyncio
@@ -36,18 +37,28 @@ async def work(prompt_id, client, kind):
         for step in range(3):
             await send(client, "progress", node="1", value=step + 1, max=3, prompt_id=prompt_id)
         outputs = {
-            "1": {"images": [{"filename": "a_00001_.png", "subfolder": "", "type": "output"}], "animated": [False]}
+            "1": {
+                "images": [{"filename": "a_00001_.png", "subfolder": "", "type": "output"}],
+                "animated": [False],
+            }
         }
     elif kind == "Fail":
         status = "error"
-        details = {"node_id": "1", "node_type": "Fail", "exception_message": "The file is corrupt:\nget it again."}
+        details = {
+            "node_id": "1",
+            "node_type": "Fail",
+            "exception_message": "The file is corrupt:\nget it again.",
+        }
         messages = [["execution_start", {}], ["execution_error", details]]
     elif kind == "Die":
         os._exit(3)
     else:
         await interrupted.wait()
         status, messages = "error", [["execution_interrupted", {}]]
-    history[prompt_id] = {"outputs": outputs, "status": {"status_str": status, "messages": messages}}
+    history[prompt_id] = {
+        "outputs": outputs,
+        "status": {"status_str": status, "messages": messages},
+    }
     await send(client, "executing", node=None, prompt_id=prompt_id)
 
 
@@ -56,7 +67,10 @@ async def post_prompt(request):
     kind = body["prompt"]["1"]["class_type"]
     if kind == "Refuse":
         problem = {"message": "Value not in list", "details": "image: 'x'"}
-        answer = {"error": {"message": "bad"}, "node_errors": {"1": {"class_type": kind, "errors": [problem]}}}
+        answer = {
+            "error": {"message": "bad"},
+            "node_errors": {"1": {"class_type": kind, "errors": [problem]}},
+        }
         return web.json_response(answer, status=400)
     prompt_id = f"p{len(history)}"
     request.app["work"].append(asyncio.create_task(work(prompt_id, body["client_id"], kind)))

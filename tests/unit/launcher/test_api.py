@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from tools.launcher import api
 from tools.launcher.api import Client, OutputFile, Progress, PromptError, output_files
 from tools.launcher.errors import LaunchError
 from tools.launcher.server import Server
@@ -45,7 +46,10 @@ def test_a_failing_node_is_one_sentence(client):
 def test_a_refused_prompt_is_one_sentence(client):
     with pytest.raises(PromptError) as caught:
         client.queue(_prompt("Refuse"))
-    assert str(caught.value) == "ComfyUI refused the prompt: Refuse (node 1): Value not in list: image: 'x'"
+    assert (
+        str(caught.value)
+        == "ComfyUI refused the prompt: Refuse (node 1): Value not in list: image: 'x'"
+    )
 
 
 def test_interrupting_ends_the_wait(client):
@@ -69,5 +73,21 @@ def test_output_files_come_in_the_order_of_node_ids():
     def image(name: str) -> dict:
         return {"images": [{"filename": name, "subfolder": "s", "type": "temp"}]}
 
-    entry = {"outputs": {"10": image("c"), "9": image("b"), "2": {"text": ["no file"], **image("a")}}}
+    entry = {
+        "outputs": {"10": image("c"), "9": image("b"), "2": {"text": ["no file"], **image("a")}}
+    }
     assert [file.filename for file in output_files(entry)] == ["a", "b", "c"]
+
+
+def test_the_last_progress_is_reported_again_while_comfyui_says_nothing(client, monkeypatch):
+    monkeypatch.setattr(api, "_POLL", 0.05)
+    prompt_id, seen = client.queue(_prompt("Sleep")), []
+
+    def note(progress):
+        seen.append(progress)
+        if len(seen) == 4:
+            client.interrupt()
+
+    with pytest.raises(PromptError, match="interrupted"):
+        client.wait(prompt_id, note)
+    assert len(seen) >= 4 and set(seen) == {Progress("1")}

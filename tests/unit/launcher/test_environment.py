@@ -27,7 +27,9 @@ def venv(tmp_path, monkeypatch) -> Path:
 def installed(venv, monkeypatch) -> list[str]:
     """Collects the requirements of each installation instead of running uv."""
     lists: list[str] = []
-    monkeypatch.setattr(uv, "install", lambda *arguments: lists.append(Path(arguments[-1]).read_text()))
+    monkeypatch.setattr(
+        uv, "install", lambda *arguments: lists.append(Path(arguments[-1]).read_text())
+    )
     return lists
 
 
@@ -75,19 +77,34 @@ def test_running_environment_is_never_deleted(venv, monkeypatch):
 def test_everything_is_installed_at_once(installed, comfyui):
     environment.install(comfyui, developer=True)
     assert [wanted.split() for wanted in installed] == [
-        [f"torch=={environment.TORCH}", "torchvision==0.28.*", "aiohttp", "requests", "ours", "tests"]
+        [
+            f"torch=={environment.TORCH}",
+            "torchvision==0.28.*",
+            "aiohttp",
+            "requests",
+            "ours",
+            "tests",
+        ]
     ]
 
 
 def test_installed_torch_stays(venv, installed, comfyui):
     _pretend_installed(venv, "torch", "2.9.1+cu130")
     environment.install(comfyui, developer=False)
-    assert installed[0].split() == ["torch==2.9.1+cu130", "torchvision==0.24.*", "aiohttp", "requests", "ours"]
+    assert installed[0].split() == [
+        "torch==2.9.1+cu130",
+        "torchvision==0.24.*",
+        "aiohttp",
+        "requests",
+        "ours",
+    ]
 
 
 def test_old_torch_is_one_sentence(venv, installed, comfyui):
     _pretend_installed(venv, "torch", "2.4.1")
-    with pytest.raises(LaunchError, match=r"PyTorch 2\.4\.1 in \.venv is too old, ComfyUI needs 2\.7 or newer"):
+    with pytest.raises(
+        LaunchError, match=r"PyTorch 2\.4\.1 in \.venv is too old, ComfyUI needs 2\.7 or newer"
+    ):
         environment.install(comfyui, developer=False)
     assert installed == []
 
@@ -133,7 +150,9 @@ def test_failed_installation_is_repeated(installed, comfyui, monkeypatch):
     assert len(installed) == 1
 
 
-@pytest.mark.parametrize("line", ["torch", "torch>=2.7", "Torchvision==0.28", "torchaudio ; python_version < '4'"])
+@pytest.mark.parametrize(
+    "line", ["torch", "torch>=2.7", "Torchvision==0.28", "torchaudio ; python_version < '4'"]
+)
 def test_comfyuis_list_never_moves_torch(line):
     listed = environment.comfyui_requirements(f"aiohttp>=3\n{line}\ntorchsde\n#note\n")
     assert listed.split() == ["aiohttp>=3", "torchsde", "#note", "requests"]
@@ -148,9 +167,17 @@ def test_lost_files_are_repaired_from_the_index(venv, monkeypatch):
     calls = []
     monkeypatch.setattr(uv, "install", lambda *arguments: calls.append(arguments))
     healthy = {"damaged": [], "error": None, "accelerator": "cuda"}
-    _probe_finds(monkeypatch, {"damaged": ["numpy", "scipy"], "error": None, "accelerator": None}, healthy)
+    _probe_finds(
+        monkeypatch, {"damaged": ["numpy", "scipy"], "error": None, "accelerator": None}, healthy
+    )
     assert environment.check() is None
-    assert calls[0][:5] == ("--no-cache", "--reinstall-package", "numpy", "--reinstall-package", "scipy")
+    assert calls[0][:5] == (
+        "--no-cache",
+        "--reinstall-package",
+        "numpy",
+        "--reinstall-package",
+        "scipy",
+    )
     assert json.loads((venv / "glassbox" / "probe.json").read_text()) == healthy
 
 
@@ -162,7 +189,11 @@ def test_nameless_damage_is_a_problem(installed, monkeypatch):
 
 def test_environment_that_stays_broken_is_one_sentence(venv, comfyui, tmp_path, monkeypatch):
     monkeypatch.setattr(paths, "CACHE", tmp_path / "cache")
-    monkeypatch.setattr(environment, "_fill", lambda developer: venv.mkdir(exist_ok=True) or comfyui)
+    monkeypatch.setattr(
+        environment, "_fill", lambda developer: venv.mkdir(exist_ok=True) or comfyui
+    )
     monkeypatch.setattr(environment, "check", lambda: "torch does not import: bad magic")
-    with pytest.raises(LaunchError, match=r"does not work, though it is new \(torch does not import: bad magic\)"):
+    with pytest.raises(
+        LaunchError, match=r"does not work, though it is new \(torch does not import: bad magic\)"
+    ):
         environment.ensure(developer=False)

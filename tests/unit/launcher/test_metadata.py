@@ -33,8 +33,14 @@ def test_the_registry_takes_the_name(root):
 
 def test_only_pyproject_waits_for_the_owner(root):
     """What only the owner can fill in is in one file, and publishing is refused until then."""
-    files = subprocess.run(["git", "grep", "-lw", "OWNER"], cwd=root, capture_output=True, text=True).stdout.split()
-    assert set(files) <= {"pyproject.toml", ".github/workflows/publish.yml", "tests/unit/launcher/test_metadata.py"}
+    files = subprocess.run(
+        ["git", "grep", "-lw", "OWNER"], cwd=root, capture_output=True, text=True
+    ).stdout.split()
+    assert set(files) <= {
+        "pyproject.toml",
+        ".github/workflows/publish.yml",
+        "tests/unit/launcher/test_metadata.py",
+    }
 
 
 def test_citation_has_the_version(root):

@@ -20,13 +20,14 @@ def damaged(tmp_path, root):
     (info / "RECORD").write_text(
         "made_up/__init__.py,sha256=x,10\nmade_up/__pycache__/__init__.pyc,,\nmade_up-1.5.dist-info/RECORD,,\n"
     )
-    code = (
-        f"import runpy; print(runpy.run_path({str(root / 'tools' / 'launcher' / 'probe.py')!r})['damaged_packages']())"
-    )
+    probe = str(root / "tools" / "launcher" / "probe.py")
+    code = f"import runpy; print(runpy.run_path({probe!r})['damaged_packages']())"
 
     def list_damaged() -> str:
         environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True).stdout
+        return subprocess.run(
+            [sys.executable, "-c", code], env=environment, capture_output=True, text=True
+        ).stdout
 
     return list_damaged, tmp_path / "made_up" / "__init__.py"
 

@@ -41,14 +41,20 @@ def test_runs_and_stops_cleanly(stand_in, tmp_path):
 
 
 def test_stops_after_ctrl_c(stand_in, tmp_path):
-    with pytest.raises(KeyboardInterrupt), server.Server(stand_in, tmp_path / "base", cpu=False) as running:
+    with (
+        pytest.raises(KeyboardInterrupt),
+        server.Server(stand_in, tmp_path / "base", cpu=False) as running,
+    ):
         raise KeyboardInterrupt
     assert not running.running()
     assert "Stopped cleanly" in running.log.read_text()
 
 
 def test_stops_after_a_failure(stand_in, tmp_path):
-    with pytest.raises(ZeroDivisionError), server.Server(stand_in, tmp_path / "base", cpu=False) as running:
+    with (
+        pytest.raises(ZeroDivisionError),
+        server.Server(stand_in, tmp_path / "base", cpu=False) as running,
+    ):
         raise ZeroDivisionError
     assert not running.running()
 
@@ -56,15 +62,15 @@ def test_stops_after_a_failure(stand_in, tmp_path):
 def test_ends_when_the_launcher_is_killed(stand_in, tmp_path, root):
     script = tmp_path / "launcher.py"
     script.write_text(
-        "import runpy, sys, time\n"
-        "from pathlib import Path\n"
-        f"runpy.run_path({str(root / 'run.py')!r})['load_package']('tools')\n"
-        "from tools.launcher.server import Server\n"
-        f"with Server(Path({str(stand_in)!r}), Path({str(tmp_path / 'base')!r}), cpu=False) as running:\n"
-        "    print(running.url, flush=True)\n"
-        "    time.sleep(60)\n"
+        "import runpy, sys, time\nfrom pathlib import "
+        f"Path\nrunpy.run_path({str(root / 'run.py')!r})['load_package']('tools')\nfrom "
+        f"tools.launcher.server import Server\nwith Server(Path({str(stand_in)!r}), "
+        f"Path({str(tmp_path / 'base')!r}), cpu=False) as running:\n    print(running.url, "
+        "flush=True)\n    time.sleep(60)\n"
     )
-    with subprocess.Popen([sys.executable, "-P", str(script)], stdout=subprocess.PIPE, text=True) as launcher:
+    with subprocess.Popen(
+        [sys.executable, "-P", str(script)], stdout=subprocess.PIPE, text=True
+    ) as launcher:
         url = launcher.stdout.readline().strip()
         assert _answers(url)
         launcher.kill()
@@ -110,3 +116,19 @@ def test_a_server_that_ignores_the_end_is_killed(tmp_path, monkeypatch):
     with server.Server(folder, tmp_path / "base", cpu=False) as running:
         pass
     assert running._process.returncode == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("cpu", [True, False])
+def test_on_the_cpu_attention_is_pytorch_s(tmp_path, cpu):
+    command = server.Server(tmp_path, tmp_path / "base", ("--more",), cpu=cpu)._command
+    assert ("--cpu" in command) == ("--use-pytorch-cross-attention" in command) == cpu
+    assert command[-1] == "--more"
+
+
+@pytest.mark.parametrize("other", ["split", "quad", "sage", "flash"])
+def test_another_attention_that_is_named_stays(tmp_path, other):
+    """ComfyUI takes one of them."""
+    named = f"--use-{other}{'-cross' if other in ('split', 'quad') else ''}-attention"
+    command = server.Server(tmp_path, tmp_path / "base", (named,), cpu=True)._command
+    assert "--cpu" in command and named in command
+    assert "--use-pytorch-cross-attention" not in command

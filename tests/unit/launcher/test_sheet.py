@@ -16,7 +16,8 @@ def test_every_image_is_on_the_sheet(tmp_path, count):
         files.append(tmp_path / f"{index}.png")
         Image.new("RGB", (128, 64 + index), color).save(files[-1])
     sheet.write(
-        [("demo_a_long_name_that_does_not_fit_below_the_image", files[:1]), ("demo_b", files[1:])], tmp_path / "s.png"
+        [("demo_a_long_name_that_does_not_fit_below_the_image", files[:1]), ("demo_b", files[1:])],
+        tmp_path / "s.png",
     )
     with Image.open(tmp_path / "s.png") as page:
         found = {color for _, color in page.getcolors(page.width * page.height)}
@@ -51,7 +52,9 @@ def test_a_batch_has_a_tile_of_its_own(tmp_path):
     files = [tmp_path / f"{index}.png" for index in range(8)]
     for file in files:
         Image.new("RGB", (64, 64), (10, 20, 30)).save(file)
-    sheet.write([("demo_batches", [sheet.Batch(files[:4]), sheet.Batch(files[4:])])], tmp_path / "two.png")
+    sheet.write(
+        [("demo_batches", [sheet.Batch(files[:4]), sheet.Batch(files[4:])])], tmp_path / "two.png"
+    )
     sheet.write([("demo_batch", [sheet.Batch(files)])], tmp_path / "one.png")
     sheet.write(
         [("demo_singles", [sheet.Batch(files[:1]), sheet.Batch(files[1:2]), files[2], files[3]])],
@@ -72,12 +75,21 @@ def test_titles_stand_below_their_images(tmp_path):
 
     def written(*titles: str) -> tuple[tuple[int, int], bytes]:
         sheet.write(
-            [("demo", [sheet.Batch([file], title) for file, title in zip(files, titles, strict=True)])],
+            [
+                (
+                    "demo",
+                    [sheet.Batch([file], title) for file, title in zip(files, titles, strict=True)],
+                )
+            ],
             tmp_path / "s.png",
         )
         with Image.open(tmp_path / "s.png") as page:
             return page.size, page.tobytes()
 
-    without, titled, others = written("", ""), written("before", "after"), written("before", "later")
+    without, titled, others = (
+        written("", ""),
+        written("before", "after"),
+        written("before", "later"),
+    )
     assert titled[0][0] > without[0][0], "images with titles share no tile"
     assert titled[0] == others[0] and titled[1] != others[1]

@@ -12,8 +12,14 @@ from tools.launcher.errors import LaunchError
 
 @pytest.fixture(autouse=True)
 def _real_studies_come_back():
-    """What a test loads as `studies` is gone after it, and what other tests have loaded is there again."""
-    before = {name: module for name, module in sys.modules.items() if name.split(".")[0] in ("studies", "benchmarks")}
+    """What a test loads as `studies` is gone after it, and what other tests have loaded is there
+    again.
+    """
+    before = {
+        name: module
+        for name, module in sys.modules.items()
+        if name.split(".")[0] in ("studies", "benchmarks")
+    }
     yield
     for name in [name for name in sys.modules if name.split(".")[0] in ("studies", "benchmarks")]:
         del sys.modules[name]
@@ -23,7 +29,9 @@ def _real_studies_come_back():
 @pytest.fixture
 def folder(tmp_path):
     (tmp_path / "helper.py").write_text("WORD = 'hello'\n")
-    (tmp_path / "noise.py").write_text("from .helper import WORD\ndef main(argv):\n    print(WORD, argv)\n")
+    (tmp_path / "noise.py").write_text(
+        "from .helper import WORD\ndef main(argv):\n    print(WORD, argv)\n"
+    )
     (tmp_path / "world").mkdir()
     (tmp_path / "world" / "__main__.py").write_text("def main(argv):\n    return 0\n")
     return tmp_path

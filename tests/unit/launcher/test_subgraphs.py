@@ -1,4 +1,6 @@
-"""Subgraphs of a saved canvas, flattened: the prompt is that of the same nodes without the subgraph."""
+"""Subgraphs of a saved canvas, flattened: the prompt is that of the same nodes without the
+subgraph.
+"""
 
 import json
 from pathlib import Path
@@ -15,7 +17,14 @@ _INFO = {
         "output": ["C"],
     },
     "Sample": {
-        "input": {"required": {"model": ["MODEL"], "positive": ["C"], "seed": ["INT", {}], "steps": ["INT", {}]}},
+        "input": {
+            "required": {
+                "model": ["MODEL"],
+                "positive": ["C"],
+                "seed": ["INT", {}],
+                "steps": ["INT", {}],
+            }
+        },
         "output": ["LATENT"],
     },
     "Save": {"input": {"required": {"latent": ["LATENT"]}}, "output": []},
@@ -52,7 +61,9 @@ def _link(id_, origin, slot, target, target_slot, kind="*"):
 
 
 def _sampling(**more):
-    """A subgraph with inputs model, clip, text, seed (the last two are widgets inside) and one output."""
+    """A subgraph with inputs model, clip, text, seed (the last two are widgets inside) and one
+    output.
+    """
     return {
         "id": "sub",
         "name": "Sampling",
@@ -60,7 +71,12 @@ def _sampling(**more):
         "outputs": [{"name": "latent"}],
         "nodes": [
             _node(3, "Encode", [("clip", "CLIP", 2), ("text", "STRING", 3)], ["inner text"]),
-            _node(4, "Sample", [("model", "MODEL", 1), ("positive", "C", 5), ("seed", "INT", 4)], [1, "fixed", 20]),
+            _node(
+                4,
+                "Sample",
+                [("model", "MODEL", 1), ("positive", "C", 5), ("seed", "INT", 4)],
+                [1, "fixed", 20],
+            ),
         ],
         "links": [
             _link(1, -10, 0, 4, 0),
@@ -75,13 +91,29 @@ def _sampling(**more):
 
 
 def _outer(instance, *definitions, extra=(), links=()):
-    nodes = [_node(1, "Load", values=["a"]), instance, _node(9, "Save", [("latent", "LATENT", 30)]), *extra]
-    links = [[10, 1, 0, 7, 0, "MODEL"], [11, 1, 1, 7, 1, "CLIP"], [30, 7, 0, 9, 0, "LATENT"], *links]
-    return {"nodes": nodes, "links": links, "definitions": {"subgraphs": list(definitions or [_sampling()])}}
+    nodes = [
+        _node(1, "Load", values=["a"]),
+        instance,
+        _node(9, "Save", [("latent", "LATENT", 30)]),
+        *extra,
+    ]
+    links = [
+        [10, 1, 0, 7, 0, "MODEL"],
+        [11, 1, 1, 7, 1, "CLIP"],
+        [30, 7, 0, 9, 0, "LATENT"],
+        *links,
+    ]
+    return {
+        "nodes": nodes,
+        "links": links,
+        "definitions": {"subgraphs": list(definitions or [_sampling()])},
+    }
 
 
 def _instance(values=(), more_inputs=(), **more):
-    return _node(7, "sub", [("model", "MODEL", 10), ("clip", "CLIP", 11), *more_inputs], values, **more)
+    return _node(
+        7, "sub", [("model", "MODEL", 10), ("clip", "CLIP", 11), *more_inputs], values, **more
+    )
 
 
 def _inputs(workflow):
@@ -110,7 +142,11 @@ def test_without_values_of_its_own_those_inside_count():
 def test_proxy_widgets_name_what_each_value_is_for():
     shown = {"proxyWidgets": [["4", "steps"], ["-1", "text"]]}
     prompt = _inputs(_outer(_instance([33, "of the input"], properties=shown)))
-    assert prompt["7:4"]["steps"] == 33 and prompt["7:3"]["text"] == "of the input" and prompt["7:4"]["seed"] == 1
+    assert (
+        prompt["7:4"]["steps"] == 33
+        and prompt["7:3"]["text"] == "of the input"
+        and prompt["7:4"]["seed"] == 1
+    )
 
 
 def test_proxy_widgets_without_values_leave_those_inside():
@@ -131,8 +167,20 @@ def test_nested_subgraphs_and_two_uses_of_one():
         "name": "Around",
         "inputs": [{"name": name} for name in ("model", "clip", "words")],
         "outputs": [{"name": "latent"}],
-        "nodes": [_node(2, "sub", [("model", "MODEL", 1), ("clip", "CLIP", 2), ("text", "STRING", 3)], ["middle", 8])],
-        "links": [_link(1, -10, 0, 2, 0), _link(2, -10, 1, 2, 1), _link(3, -10, 2, 2, 2), _link(4, 2, 0, -20, 0)],
+        "nodes": [
+            _node(
+                2,
+                "sub",
+                [("model", "MODEL", 1), ("clip", "CLIP", 2), ("text", "STRING", 3)],
+                ["middle", 8],
+            )
+        ],
+        "links": [
+            _link(1, -10, 0, 2, 0),
+            _link(2, -10, 1, 2, 1),
+            _link(3, -10, 2, 2, 2),
+            _link(4, 2, 0, -20, 0),
+        ],
     }
     first = _node(7, "around", [("model", "MODEL", 10), ("clip", "CLIP", 11)], ["outer"])
     second = _node(6, "around", [("model", "MODEL", 12), ("clip", "CLIP", 13)])
@@ -156,18 +204,26 @@ def test_a_subgraph_that_holds_itself_is_refused():
 
 
 def test_the_templates_of_the_ecosystem_are_flattened_whole():
-    """Every subgraph of ComfyUI's own templates: no use of one is left, every link leads to a node, ids are unique."""
+    """Every subgraph of ComfyUI's own templates: no use of one is left, every link leads to a node,
+    ids are unique.
+    """
     templates = pytest.importorskip("comfyui_workflow_templates_media_image")
     tried = 0
     for path in (Path(templates.__file__).parent / "templates").glob("*.json"):
         workflow = json.loads(path.read_text("utf-8"))
-        if not isinstance(workflow, dict) or not (workflow.get("definitions") or {}).get("subgraphs"):
+        if not isinstance(workflow, dict) or not (workflow.get("definitions") or {}).get(
+            "subgraphs"
+        ):
             continue
         flat = flattened(workflow)
         ids = {node["id"] for node in flat["nodes"]}
         uses = {one["id"] for one in workflow["definitions"]["subgraphs"]}
         assert len(ids) == len(flat["nodes"])
-        assert not [node for node in flat["nodes"] if node["type"] in uses and node.get("mode") not in (2, 4)]
+        assert not [
+            node
+            for node in flat["nodes"]
+            if node["type"] in uses and node.get("mode") not in (2, 4)
+        ]
         assert all(link[1] in ids and link[3] in ids for link in flat["links"]), path.name
         tried += 1
     assert tried > 5

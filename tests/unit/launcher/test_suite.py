@@ -1,4 +1,7 @@
-"""What `run.py test` starts."""
+"""What `run.py test` starts, and what it says of it."""
+
+import sys
+import types
 
 import pytest
 
@@ -25,13 +28,15 @@ def started(monkeypatch, tmp_path):
 def test_two_processes_share_the_cores(started, monkeypatch):
     monkeypatch.setattr(suite.os, "cpu_count", lambda: 8)
     assert suite.run([]) == 0
-    assert started[0]["pytest"] == [("-m", "not slow", "--numprocesses=2", "--dist=loadfile")]
+    assert started[0]["pytest"] == [
+        ("-m", "not slow", "--numprocesses=2", "--dist=loadfile", "--durations=30")
+    ]
     assert suite.os.environ["OMP_NUM_THREADS"] == "4"
 
 
 def test_all_includes_slow_tests(started):
     assert suite.run(["--all"]) == 0
-    assert started[0]["pytest"] == [("--numprocesses=2", "--dist=loadfile")]
+    assert started[0]["pytest"] == [("--numprocesses=2", "--dist=loadfile", "--durations=30")]
 
 
 @pytest.mark.parametrize(
@@ -59,3 +64,25 @@ def test_style_and_types_are_checked(started, tmp_path):
 def test_each_of_them_can_fail_it(started, failing):
     started[1][failing] = 1
     assert suite.run([]) == 1
+
+
+def test_it_prints_what_it_runs_and_how_long_that_took_the_last_time(monkeypatch, tmp_path, capsys):
+    times, codes = iter([100.0, 175.0, 200.0, 201.0, 300.0, 310.0]), iter([1, 2, 0])
+    started = []
+
+    def run(command, cwd):
+        started.append(command)
+        return types.SimpleNamespace(returncode=next(codes))
+
+    monkeypatch.setattr(suite.paths, "DURATIONS", tmp_path / "durations.json")
+    monkeypatch.setattr(suite.subprocess, "run", run)
+    monkeypatch.setattr(suite.time, "monotonic", lambda: next(times))
+    assert [suite._run_module("pytest", "tests/unit") for _ in range(3)] == [1, 2, 0]
+    assert started[0] == [sys.executable, "-P", "-m", "pytest", "tests/unit"]
+    # the second was stopped, and not kept
+    after_a_run = "Running pytest tests/unit (took 1 min 15 s last time) ..."
+    assert capsys.readouterr().out.splitlines() == [
+        "Running pytest tests/unit ...",
+        after_a_run,
+        after_a_run,
+    ]

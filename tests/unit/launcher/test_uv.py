@@ -14,7 +14,14 @@ from tools.launcher.errors import LaunchError
 @pytest.fixture
 def environment(tmp_path, monkeypatch):
     """An environment with pip, configured by nothing but the test, and a folder for the log."""
-    for name in ("CERT", "FIND_LINKS", "EXTRA_INDEX_URL", "INDEX_URL", "CONSTRAINT", "DEFAULT_TIMEOUT"):
+    for name in (
+        "CERT",
+        "FIND_LINKS",
+        "EXTRA_INDEX_URL",
+        "INDEX_URL",
+        "CONSTRAINT",
+        "DEFAULT_TIMEOUT",
+    ):
         monkeypatch.delenv(f"PIP_{name}", raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", str(tmp_path / "pip.conf"))
     monkeypatch.setattr(paths, "VENV", tmp_path / ".venv")
@@ -25,8 +32,9 @@ def environment(tmp_path, monkeypatch):
 
 def test_pips_configuration_is_passed_on(environment, monkeypatch):
     (environment / "pip.conf").write_text(
-        "[global]\nindex-url = https://a/simple\nextra-index-url = https://b/simple\n  file:///c\ncert = /ca.pem\n"
-        "timeout = 20\n[install]\nconstraint = limits.txt\nfind-links = /wheels\n  /more\n[download]\nproxy = http://no\n"
+        "[global]\nindex-url = https://a/simple\nextra-index-url = https://b/simple\n  "
+        "file:///c\ncert = /ca.pem\ntimeout = 20\n[install]\nconstraint = limits.txt\nfind-links "
+        "= /wheels\n  /more\n[download]\nproxy = http://no\n"
     )
     monkeypatch.setenv("PIP_TIMEOUT", "90")
     assert uv.pip_configuration() == {
@@ -41,7 +49,9 @@ def test_pips_configuration_is_passed_on(environment, monkeypatch):
 
 @pytest.fixture
 def started(monkeypatch):
-    """Command and variables of each installation, none of which runs; pip's configuration is read as ever."""
+    """Command and variables of each installation, none of which runs; pip's configuration is read
+    as ever.
+    """
     calls = []
 
     def run(command, **options):
@@ -60,7 +70,10 @@ def test_variables_of_uv_win_over_pips(environment, monkeypatch, started):
     monkeypatch.setenv("UV_HTTP_TIMEOUT", "7")
     uv.install("--requirements", "list.txt")
     command, variables = started[-1]
-    assert command[2:6] == ["-m", "uv", "pip", "install"] and command[-2:] == ["--requirements", "list.txt"]
+    assert command[2:6] == ["-m", "uv", "pip", "install"] and command[-2:] == [
+        "--requirements",
+        "list.txt",
+    ]
     assert (variables["UV_HTTP_TIMEOUT"], variables["UV_FIND_LINKS"]) == ("7", "/wheels")
 
 
@@ -76,7 +89,8 @@ def test_failure_is_one_sentence_with_the_log(environment, monkeypatch):
     monkeypatch.setattr(sys, "executable", str(_failing_uv(environment)))
     monkeypatch.setattr(paths, "venv_python", lambda: sys.executable)
     with pytest.raises(
-        LaunchError, match=r"\(Failed to fetch x: Could not connect, are you offline\?\): see .*log,"
+        LaunchError,
+        match=r"\(Failed to fetch x: Could not connect, are you offline\?\): see .*log,",
     ) as caught:
         uv._run("uv", ("pip", "install", "x"), {})
     assert "\n" not in str(caught.value)
@@ -87,8 +101,8 @@ def _failing_uv(folder):
     """A program that prints what uv prints without a network."""
     program = folder / "python"
     program.write_text(
-        f"#!{sys.executable}\nprint('''error: Failed to fetch x\n  Caused by: error sending request\n"
-        "  Caused by: Could not connect, are you offline?''')\nraise SystemExit(2)\n"
+        f"#!{sys.executable}\nprint('''error: Failed to fetch x\n  Caused by: error sending "
+        "request\n  Caused by: Could not connect, are you offline?''')\nraise SystemExit(2)\n"
     )
     program.chmod(0o755)
     return program

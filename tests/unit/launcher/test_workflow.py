@@ -9,9 +9,18 @@ from hypothesis import strategies as st
 from tools.launcher.workflow import WorkflowError, load, to_prompt
 
 INFO = {
-    "Loader": {"input": {"required": {"name": [["a", "b"]]}}, "output": ["MODEL", "CLIP"], "display_name": "Load"},
+    "Loader": {
+        "input": {"required": {"name": [["a", "b"]]}},
+        "output": ["MODEL", "CLIP"],
+        "display_name": "Load",
+    },
     "Encode": {
-        "input": {"required": {"text": ["STRING", {"multiline": True, "dynamicPrompts": True}], "clip": ["CLIP"]}},
+        "input": {
+            "required": {
+                "text": ["STRING", {"multiline": True, "dynamicPrompts": True}],
+                "clip": ["CLIP"],
+            }
+        },
         "output": ["CONDITIONING"],
         "display_name": "Encode",
     },
@@ -24,7 +33,10 @@ INFO = {
                 "sampler": ["COMBO", {"options": ["euler", "ddim"]}],
                 "positive": ["CONDITIONING"],
             },
-            "optional": {"strength": ["FLOAT", {"default": 1.0}], "sigma": ["FLOAT", {"forceInput": True}]},
+            "optional": {
+                "strength": ["FLOAT", {"default": 1.0}],
+                "sigma": ["FLOAT", {"forceInput": True}],
+            },
         },
         "output": ["LATENT"],
         "display_name": "Sample",
@@ -38,12 +50,27 @@ INFO = {
         "display_name": "Image",
     },
     "Swap": {
-        "input": {"required": {"negative": ["CONDITIONING"], "latent": ["LATENT"], "positive": ["CONDITIONING"]}},
+        "input": {
+            "required": {
+                "negative": ["CONDITIONING"],
+                "latent": ["LATENT"],
+                "positive": ["CONDITIONING"],
+            }
+        },
         "output": ["LATENT", "CONDITIONING", "CONDITIONING"],
         "display_name": "Swap",
     },
-    "Everywhere": {"input": {"optional": {"anything": ["*"]}}, "output": [], "output_node": False, "display_name": "E"},
-    "Recorder": {"input": {"required": {"audio": ["AUDIO_RECORD", {}]}}, "output": ["AUDIO"], "display_name": "Record"},
+    "Everywhere": {
+        "input": {"optional": {"anything": ["*"]}},
+        "output": [],
+        "output_node": False,
+        "display_name": "E",
+    },
+    "Recorder": {
+        "input": {"required": {"audio": ["AUDIO_RECORD", {}]}},
+        "output": ["AUDIO"],
+        "display_name": "Record",
+    },
 }
 
 REGISTERED = {"Node name for S&R": "Unheard"}
@@ -53,7 +80,14 @@ def node(id_, type_, inputs=(), outputs=(), values=(), **more):
     """A saved node; `inputs` are (name, type, link[, widget]), `outputs` are types."""
     slots = []
     for name, kind, link, *widget in inputs:
-        slots.append({"name": name, "type": kind, "link": link, **({"widget": {"name": widget[0]}} if widget else {})})
+        slots.append(
+            {
+                "name": name,
+                "type": kind,
+                "link": link,
+                **({"widget": {"name": widget[0]}} if widget else {}),
+            }
+        )
     return {
         "id": id_,
         "type": type_,
@@ -94,19 +128,34 @@ def test_widgets_links_and_titles():
 
 
 def test_links_as_objects():
-    link = {"id": 1, "origin_id": 1, "origin_slot": 0, "target_id": 2, "target_slot": 0, "type": "MODEL"}
+    link = {
+        "id": 1,
+        "origin_id": 1,
+        "origin_slot": 0,
+        "target_id": 2,
+        "target_slot": 0,
+        "type": "MODEL",
+    }
     workflow = {"nodes": [loader(), sampler()], "links": [link]}
     assert inputs_of(workflow, 2) == SAMPLED
 
 
 def test_values_by_name():
-    values = {"seed": 7, "control_after_generate": "fixed", "steps": 30, "sampler": "ddim", "strength": 0.5}
+    values = {
+        "seed": 7,
+        "control_after_generate": "fixed",
+        "steps": 30,
+        "sampler": "ddim",
+        "strength": 0.5,
+    }
     assert inputs_of(saved([loader(), sampler(values=values)], [MODEL_LINK]), 2) == SAMPLED
 
 
 def test_values_newer_than_the_file_keep_their_default():
     expected = {**SAMPLED, "sampler": "euler", "strength": 1.0}
-    assert inputs_of(saved([loader(), sampler(values=(7, "fixed", 30))], [MODEL_LINK]), 2) == expected
+    assert (
+        inputs_of(saved([loader(), sampler(values=(7, "fixed", 30))], [MODEL_LINK]), 2) == expected
+    )
 
 
 def test_the_upload_button_takes_a_place_but_is_not_queued():
@@ -122,7 +171,8 @@ def test_a_list_value_is_wrapped():
 def test_a_linked_widget_keeps_its_place_in_the_values():
     number = node(3, "Swap", outputs=["LATENT", "INT"], values=[])
     workflow = saved(
-        [loader(), number, sampler(extra=[("seed", "INT", 2, "seed")])], [MODEL_LINK, (2, 3, 1, 2, 2, "INT")]
+        [loader(), number, sampler(extra=[("seed", "INT", 2, "seed")])],
+        [MODEL_LINK, (2, 3, 1, 2, 2, "INT")],
     )
     assert inputs_of(workflow, 2) == {**SAMPLED, "seed": ["3", 1]}
 
@@ -130,7 +180,8 @@ def test_a_linked_widget_keeps_its_place_in_the_values():
 def test_a_primitive_gives_its_value():
     primitive = node(9, "PrimitiveNode", outputs=["INT"], values=[99, "randomize"])
     workflow = saved(
-        [loader(), primitive, sampler(extra=[("seed", "INT", 2, "seed")])], [MODEL_LINK, (2, 9, 0, 2, 2, "INT")]
+        [loader(), primitive, sampler(extra=[("seed", "INT", 2, "seed")])],
+        [MODEL_LINK, (2, 9, 0, 2, 2, "INT")],
     )
     assert inputs_of(workflow, 2) == {**SAMPLED, "seed": 99}
     assert "9" not in to_prompt(workflow, INFO)
@@ -151,7 +202,9 @@ def test_reroutes_are_followed(length):
 
 
 def test_a_reroute_from_nothing_gives_no_input():
-    workflow = saved([node(10, "Reroute", [("", "*", None)], ["*"]), sampler()], [(1, 10, 0, 2, 0, "*")])
+    workflow = saved(
+        [node(10, "Reroute", [("", "*", None)], ["*"]), sampler()], [(1, 10, 0, 2, 0, "*")]
+    )
     assert "model" not in inputs_of(workflow, 2)
 
 
@@ -166,7 +219,11 @@ def bypassed_swap(output, kind):
     swap = node(
         4,
         "Swap",
-        [("negative", "CONDITIONING", 11), ("latent", "LATENT", 12), ("positive", "CONDITIONING", 13)],
+        [
+            ("negative", "CONDITIONING", 11),
+            ("latent", "LATENT", 12),
+            ("positive", "CONDITIONING", 13),
+        ],
         ["LATENT", "CONDITIONING", "CONDITIONING"],
         mode=4,
     )
@@ -176,7 +233,12 @@ def bypassed_swap(output, kind):
         node(22, "Encode", [("clip", "CLIP", None)], ["CONDITIONING"], ["p"]),
     ]
     taker = node(2, "Swap", [("positive", kind, 14)], ["LATENT"])
-    links = [(11, 20, 0, 4, 0, kind), (12, 21, 0, 4, 1, "LATENT"), (13, 22, 0, 4, 2, kind), (14, 4, output, 2, 0, kind)]
+    links = [
+        (11, 20, 0, 4, 0, kind),
+        (12, 21, 0, 4, 1, "LATENT"),
+        (13, 22, 0, 4, 2, kind),
+        (14, 4, output, 2, 0, kind),
+    ]
     return saved([*sources, swap, taker], links)
 
 
@@ -211,7 +273,10 @@ def test_a_bypassed_node_without_such_an_input_gives_nothing():
     ],
 )
 def test_comments_and_escapes_in_a_prompt_text(text, queued):
-    assert inputs_of(saved([node(1, "Encode", [("clip", "CLIP", None)], values=[text])]), 1)["text"] == queued
+    assert (
+        inputs_of(saved([node(1, "Encode", [("clip", "CLIP", None)], values=[text])]), 1)["text"]
+        == queued
+    )
 
 
 GETTER = node(4, "Getter", [], ["MODEL"], ["the model"])
@@ -223,17 +288,25 @@ CIRCLE = node(1, "Reroute", [("", "*", 1)], ["*"])
     [
         (saved([node(1, "Unheard", properties=REGISTERED)]), "does not know the node Unheard"),
         (
-            saved([node(1, "Get", [], ["MODEL"], ["m"]), sampler(model=2)], [(2, 1, 0, 2, 0, "MODEL")]),
+            saved(
+                [node(1, "Get", [], ["MODEL"], ["m"]), sampler(model=2)], [(2, 1, 0, 2, 0, "MODEL")]
+            ),
             r"Export \(API\)",
         ),
         (
             saved(
-                [node(1, "Mix", [("a", "MODEL", None), ("b", "MODEL", None)], ["MODEL"]), sampler(model=2)],
+                [
+                    node(1, "Mix", [("a", "MODEL", None), ("b", "MODEL", None)], ["MODEL"]),
+                    sampler(model=2),
+                ],
                 [(2, 1, 0, 2, 0, "MODEL")],
             ),
             r"Export \(API\)",
         ),
-        (saved([node(1, "Everywhere", [("anything", "*", None)]), sampler(model=None)]), "sends values without wires"),
+        (
+            saved([node(1, "Everywhere", [("anything", "*", None)]), sampler(model=None)]),
+            "sends values without wires",
+        ),
         (saved([node(1, "Encode", values=["{red|blue}"])]), "has a random choice"),
         (saved([node(1, "Recorder")]), "needs a browser"),
         (saved([node(1, "workflow>group")]), "group node of an older canvas"),
@@ -256,7 +329,11 @@ def test_unsupported_workflow_is_one_sentence(workflow, sentence):
 
 @pytest.mark.parametrize(
     ("content", "sentence"),
-    [("{", "no JSON"), ("[]", "no saved canvas"), ('{"1": {"class_type": "A"}}', "no saved canvas")],
+    [
+        ("{", "no JSON"),
+        ("[]", "no saved canvas"),
+        ('{"1": {"class_type": "A"}}', "no saved canvas"),
+    ],
 )
 def test_file_that_is_no_workflow_is_one_sentence(tmp_path, content, sentence):
     path = tmp_path / "w.json"
@@ -279,7 +356,9 @@ VALUES = st.one_of(st.integers(-5, 5), st.text(alphabet="ab ,", max_size=4), st.
 
 @given(st.lists(st.tuples(KINDS, VALUES, st.booleans(), st.booleans()), max_size=8))
 def test_any_node_gets_back_the_values_that_it_was_saved_with(described):
-    """Whatever the mix of sockets, widgets, controls and optional inputs, each value returns to its own input."""
+    """Whatever the mix of sockets, widgets, controls and optional inputs, each value returns to its
+    own input.
+    """
     sections = {"required": {}, "optional": {}}
     for number, (kind, _, controlled, optional) in enumerate(described):
         options = {"options": ["a"]} if kind == "COMBO" else {}
@@ -292,7 +371,11 @@ def test_any_node_gets_back_the_values_that_it_was_saved_with(described):
             if kind == "MODEL":
                 continue
             expected[name] = described[int(name[1:])][1]
-            controls = {"INT": ["fixed"], "COMBO": ["fixed", ""]}[kind] if "control_after_generate" in options else []
+            controls = (
+                {"INT": ["fixed"], "COMBO": ["fixed", ""]}[kind]
+                if "control_after_generate" in options
+                else []
+            )
             values += [expected[name], *controls]
     info = {"Any": {"input": sections, "output": [], "display_name": "Any"}}
     assert to_prompt(saved([node(1, "Any", values=values)]), info)["1"]["inputs"] == expected
@@ -300,14 +383,21 @@ def test_any_node_gets_back_the_values_that_it_was_saved_with(described):
 
 @given(st.permutations(range(1, 6)), st.sets(st.integers(1, 5)))
 def test_a_prompt_never_names_a_node_that_it_lacks(order, muted):
-    """A chain of samplers in any order of saving, some muted: every link leads to a node of the prompt."""
-    chain = [node(i, "Swap", [("latent", "LATENT", i)], ["LATENT"], mode=2 if i in muted else 0) for i in (0, *order)]
+    """A chain of samplers in any order of saving, some muted: every link leads to a node of the
+    prompt.
+    """
+    chain = [
+        node(i, "Swap", [("latent", "LATENT", i)], ["LATENT"], mode=2 if i in muted else 0)
+        for i in (0, *order)
+    ]
     chain[0]["inputs"] = []
     prompt = to_prompt(saved(chain, [(i, i - 1, 0, i, 0, "LATENT") for i in range(1, 6)]), INFO)
     assert set(prompt) == {str(i) for i in range(6) if i not in muted}
     for id_, entry in prompt.items():
         source = int(id_) - 1
-        assert entry["inputs"] == ({} if source < 0 or source in muted else {"latent": [str(source), 0]})
+        assert entry["inputs"] == (
+            {} if source < 0 or source in muted else {"latent": [str(source), 0]}
+        )
 
 
 def loaded_model(*between, sampler_link=2, links=(), **more):
@@ -317,7 +407,10 @@ def loaded_model(*between, sampler_link=2, links=(), **more):
 
 
 SETTER = node(3, "Setter", [("MODEL", "MODEL", 1)], ["*"], ["the model"])
-OTHERS = [node(5, "Setter", [("CLIP", "CLIP", 9)], ["*"], ["the clip"]), node(6, "Label", [], [], ["words"])]
+OTHERS = [
+    node(5, "Setter", [("CLIP", "CLIP", 9)], ["*"], ["the clip"]),
+    node(6, "Label", [], [], ["words"]),
+]
 
 
 def test_values_that_are_set_and_got_by_name_are_wired():
@@ -327,7 +420,9 @@ def test_values_that_are_set_and_got_by_name_are_wired():
 
 def test_another_pack_s_reroute_is_passed_through():
     reroute = node(3, "Reroute (some pack)", [("", "*", 1)], ["*"], properties={"resizable": False})
-    assert loaded_model(reroute, links=[(1, 1, 0, 3, 0, "MODEL"), (2, 3, 0, 2, 0, "MODEL")])["model"] == ["1", 0]
+    assert loaded_model(reroute, links=[(1, 1, 0, 3, 0, "MODEL"), (2, 3, 0, 2, 0, "MODEL")])[
+        "model"
+    ] == ["1", 0]
 
 
 def test_canvas_only_nodes_without_wires_are_dropped():
@@ -337,6 +432,16 @@ def test_canvas_only_nodes_without_wires_are_dropped():
 
 def test_broadcast_wires_that_their_pack_has_noted_are_wires():
     everywhere = node(3, "Everywhere", [("anything", "*", 1)], [])
-    noted = {"downstream": 2, "downstream_slot": 0, "upstream": "1", "upstream_slot": 0, "controller": 3}
-    given = {"sampler_link": None, "links": [(1, 1, 0, 3, 0, "MODEL")], "extra": {"ue_links": [noted]}}
+    noted = {
+        "downstream": 2,
+        "downstream_slot": 0,
+        "upstream": "1",
+        "upstream_slot": 0,
+        "controller": 3,
+    }
+    given = {
+        "sampler_link": None,
+        "links": [(1, 1, 0, 3, 0, "MODEL")],
+        "extra": {"ue_links": [noted]},
+    }
     assert loaded_model(everywhere, **given)["model"] == ["1", 0]

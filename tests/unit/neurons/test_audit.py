@@ -7,7 +7,9 @@ from glassbox.nodes.neurons.audit import attack_rise, attack_verdict
 
 
 def test_the_attack_is_compared_with_a_control_image_under_the_same_mask():
-    """Each rise is after less before, with its sign: the image falls from .62 to .55, the control rises by .13."""
+    """Each rise is after less before, with its sign: the image falls from .62 to .55, the control
+    rises by .13.
+    """
     line = attack_rise(0.62, 0.55, 0.41, 0.54)
     assert re.findall(r"[+-]?\d\.\d{3}", line) == ["-0.070", "0.550", "+0.130", "0.540"]
     assert line.index("control image") > line.index("0.550") and "Under the same mask" in line

@@ -1,4 +1,6 @@
-"""The contrast of prompts with and without a concept: effects, the maximum statistic over sign flips, and selection."""
+"""The contrast of prompts with and without a concept: effects, the maximum statistic over sign
+flips, and selection.
+"""
 
 import itertools
 
@@ -26,12 +28,17 @@ def by_hand(present, absent):
     spread = [np.std([*present[:, n], *absent[:, n]]) for n in range(present.shape[1])]
 
     def effects(signs):
-        sums = [sum(s * (a - b) for s, a, b in zip(signs, present[:, n], absent[:, n], strict=True)) for n in every]
+        sums = [
+            sum(s * (a - b) for s, a, b in zip(signs, present[:, n], absent[:, n], strict=True))
+            for n in every
+        ]
         return [one / len(present) / spread[n] if spread[n] else 0.0 for n, one in enumerate(sums)]
 
     every = range(present.shape[1])
     effect = effects([1] * len(present))
-    maxima = [max(map(abs, effects(signs))) for signs in itertools.product((1, -1), repeat=len(present))]
+    maxima = [
+        max(map(abs, effects(signs))) for signs in itertools.product((1, -1), repeat=len(present))
+    ]
     p = [np.mean([largest >= abs(one) - 1e-12 for largest in maxima]) for one in effect]
     return np.array(effect), np.array(p), sorted(maxima)[len(maxima) - 1 - int(LEVEL * len(maxima))]
 
@@ -56,7 +63,9 @@ def test_planted_neurons_are_found_exactly(pairs):
 
 
 def test_permuted_prompts_find_none_but_at_the_level():
-    """With the prompts of each pair in random order, any neuron at all is found in about one of twenty contrasts."""
+    """With the prompts of each pair in random order, any neuron at all is found in about one of
+    twenty contrasts.
+    """
     present, absent = toy_network(10)
     found, draws = 0, 200
     for seed in range(draws):
@@ -65,7 +74,10 @@ def test_permuted_prompts_find_none_but_at_the_level():
         found += bool(contrast(*pair).select(0))
     assert found <= 20  # a binomial of 200 draws at .05 exceeds it in .5 % of cases
     half = torch.arange(10)[:, None] % 2 == 0
-    assert contrast(torch.where(half, absent, present), torch.where(half, present, absent)).select(0) == []
+    assert (
+        contrast(torch.where(half, absent, present), torch.where(half, present, absent)).select(0)
+        == []
+    )
 
 
 def test_drawn_flips_agree_with_all_of_them(monkeypatch):
@@ -74,7 +86,9 @@ def test_drawn_flips_agree_with_all_of_them(monkeypatch):
     monkeypatch.setattr(concept_neurons, "FLIPS", 1000)
     drawn, again = contrast(present, absent, seed=5), contrast(present, absent, seed=5)
     assert exact.flips == 1024 and drawn.flips == 1000
-    assert torch.equal(drawn.p, again.p) and not torch.equal(drawn.p, contrast(present, absent, seed=6).p)
+    assert torch.equal(drawn.p, again.p) and not torch.equal(
+        drawn.p, contrast(present, absent, seed=6).p
+    )
     assert torch.allclose(drawn.p, exact.p, atol=0.06) and torch.equal(drawn.effect, exact.effect)
 
 
@@ -96,6 +110,14 @@ def test_neurons_that_overflow_have_no_effect():
 
 def test_sign_flips_are_distinct_and_begin_with_none():
     signs = sign_flips(6, 0)
-    assert len({tuple(row) for row in signs.tolist()}) == 32 and (signs[0] == 1).all() and (signs[:, 0] == 1).all()
+    assert (
+        len({tuple(row) for row in signs.tolist()}) == 32
+        and (signs[0] == 1).all()
+        and (signs[:, 0] == 1).all()
+    )
     drawn = sign_flips(40, 0)
-    assert drawn.shape == (FLIPS, 40) and (drawn[0] == 1).all() and abs(float(drawn[:, 1:].mean())) < 0.02
+    assert (
+        drawn.shape == (FLIPS, 40)
+        and (drawn[0] == 1).all()
+        and abs(float(drawn[:, 1:].mean())) < 0.02
+    )

@@ -34,19 +34,28 @@ def test_sharpness_of_a_linear_difference_is_the_norm_of_its_square():
 
 
 def test_sharpness_is_the_hessian_of_a_gaussian_times_its_score():
-    """Of N(m, S) the score is S^-1 (m - x) and the Hessian of its log -S^-1 (the sharpness paper, section 3)."""
-    inverse, mean = matrix(1) @ matrix(1).T, torch.randn(SIZE, generator=torch.Generator().manual_seed(2))
+    """Of N(m, S) the score is S^-1 (m - x) and the Hessian of its log -S^-1 (the sharpness paper,
+    section 3).
+    """
+    inverse, mean = (
+        matrix(1) @ matrix(1).T,
+        torch.randn(SIZE, generator=torch.Generator().manual_seed(2)),
+    )
     noise = seeded_noise(SHAPE, 2, 3)
     score = lambda x: ((mean - x.flatten(1)) @ inverse).view_as(x)  # noqa: E731
     expected = (score(noise).flatten(1) @ inverse).norm(dim=1)
-    torch.testing.assert_close(sharpness(noise, score(noise), score), expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        sharpness(noise, score(noise), score), expected, rtol=1e-4, atol=1e-5
+    )
 
 
 def test_sharpness_of_a_curved_difference_agrees_with_forward_mode_derivatives():
     weight, noise = matrix(4), seeded_noise(SHAPE, 3, 5).double()
     d = lambda x: torch.tanh(linear(weight)(x))  # noqa: E731
     _, expected = torch.func.jvp(d, (noise,), (d(noise),))
-    torch.testing.assert_close(sharpness(noise, d(noise), d), expected.flatten(1).norm(dim=1), rtol=0.01, atol=0.0)
+    torch.testing.assert_close(
+        sharpness(noise, d(noise), d), expected.flatten(1).norm(dim=1), rtol=0.01, atol=0.0
+    )
 
 
 def test_no_difference_has_no_sharpness():
@@ -65,13 +74,15 @@ def test_alignment_is_the_mean_cosine_over_positions():
                 cosines.append(float(u @ v / (u @ u).sqrt() / (v @ v).sqrt()))
         rows.append(sum(cosines) / len(cosines))
     assert alignment(a, b).tolist() == pytest.approx(rows, abs=1e-9)
-    assert alignment(a, 3 * a).tolist() == pytest.approx([1, 1]) and alignment(a, -a).tolist() == pytest.approx(
-        [-1, -1]
-    )
+    assert alignment(a, 3 * a).tolist() == pytest.approx([1, 1]) and alignment(
+        a, -a
+    ).tolist() == pytest.approx([-1, -1])
 
 
 class Network:
-    """A linear network that counts its rows; the predictions of the two prompts differ by timestep."""
+    """A linear network that counts its rows; the predictions of the two prompts differ by
+    timestep.
+    """
 
     def __init__(self):
         self.rows = {True: 0, False: 0}
@@ -91,10 +102,15 @@ def test_a_prompt_with_all_detectors():
     found = score_with_detectors(with_text, without, noise, 961, chosen)
     by_prompt, once = network_rows(chosen, seeds)
     # Those of the empty prompt in pure noise serve all prompts; sharpness asks for it elsewhere.
-    assert network.rows == {True: 4 * seeds, False: 4 * seeds} and by_prompt + once == sum(network.rows.values())
+    assert network.rows == {True: 4 * seeds, False: 4 * seeds} and by_prompt + once == sum(
+        network.rows.values()
+    )
     d = with_text(noise, 961) - without(noise, 961)
     low = without(noise, detectors.LOW_NOISE_TIMESTEP)
-    norm, aligned = text_norm(d), alignment(low, with_text(noise, detectors.LOW_NOISE_TIMESTEP) - low)
+    norm, aligned = (
+        text_norm(d),
+        alignment(low, with_text(noise, detectors.LOW_NOISE_TIMESTEP) - low),
+    )
     assert list(found.detectors) == ["text_norm", "sharpness", "alignment", "anisotropy"]
     assert found.detectors["text_norm"] == pytest.approx(float(norm.mean()))
     assert found.detectors["alignment"] == pytest.approx(float(aligned.mean()))
@@ -107,17 +123,31 @@ def test_a_prompt_with_all_detectors():
 def test_bright_ending_reads_the_steps_of_sampling():
     """Both of its values, at two evaluations of each seed for each step."""
     noise, requested, drawn = seeded_noise(SHAPE, 3, 1), [], torch.Generator().manual_seed(4)
-    differences, attention = torch.rand(5, 3, *SHAPE, generator=drawn), torch.rand(3, 7, 7, generator=drawn)
+    differences, attention = (
+        torch.rand(5, 3, *SHAPE, generator=drawn),
+        torch.rand(3, 7, 7, generator=drawn),
+    )
 
     def sampled(steps):
         requested.append(steps)
         return differences, attention
 
     chosen, network = {"bright_ending_steps": 5}, Network()
-    found = score_with_detectors(network.predict(True), network.predict(False), noise, 961, chosen, sampled)
-    expected = {"bright_ending": attention.mean(), "local_norm": local_norm(differences, attention).mean()}
-    assert requested == [5] and network.rows[False] == 0 and network_rows(chosen, 3) == (3 + 2 * 5 * 3, 0)
-    assert found.detectors == pytest.approx({name: float(value) for name, value in expected.items()})
+    found = score_with_detectors(
+        network.predict(True), network.predict(False), noise, 961, chosen, sampled
+    )
+    expected = {
+        "bright_ending": attention.mean(),
+        "local_norm": local_norm(differences, attention).mean(),
+    }
+    assert (
+        requested == [5]
+        and network.rows[False] == 0
+        and network_rows(chosen, 3) == (3 + 2 * 5 * 3, 0)
+    )
+    assert found.detectors == pytest.approx(
+        {name: float(value) for name, value in expected.items()}
+    )
 
 
 def test_without_detectors_the_prompt_alone_is_evaluated():
@@ -134,20 +164,28 @@ def test_detectors_in_tables_and_scans():
     again = scan_file.score_from_row(scan_file.score_row(found), 3)
     assert again.detectors == found.detectors and list(again.detectors) == list(found.detectors)
     head, row = neuron_reports.score_table({"a": found}, 0.5).splitlines()
-    assert head.startswith("prompt,score,is_memorized,text_norm,sharpness,alignment,anisotropy,seed_0")
+    assert head.startswith(
+        "prompt,score,is_memorized,text_norm,sharpness,alignment,anisotropy,seed_0"
+    )
     assert row.split(",")[4] == f"{found.detectors['sharpness']:.4f}"
     plain = score_with_detectors(network.predict(True), network.predict(False), noise, 961, {})
-    assert neuron_reports.score_table({"a": plain}, 0.5).startswith("prompt,score,is_memorized,text_norm,seed_0")
+    assert neuron_reports.score_table({"a": plain}, 0.5).startswith(
+        "prompt,score,is_memorized,text_norm,seed_0"
+    )
 
 
 def test_the_local_norm_is_the_norm_under_the_attention_over_its_mean():
-    """Written out: sqrt(sum over channels and positions of (d m)^2) / mean m, mean over the steps (2410.21665)."""
+    """Written out: sqrt(sum over channels and positions of (d m)^2) / mean m, mean over the steps
+    (2410.21665).
+    """
     differences = torch.randn(3, 2, 4, 5, 6, generator=torch.Generator().manual_seed(1))
     attention = torch.rand(2, 5, 6, generator=torch.Generator().manual_seed(2))
     for row in range(2):
         total = 0.0
         for step in range(3):
-            squares = sum(float(((differences[step, row, c] * attention[row]) ** 2).sum()) for c in range(4))
+            squares = sum(
+                float(((differences[step, row, c] * attention[row]) ** 2).sum()) for c in range(4)
+            )
             total += squares**0.5 / float(attention[row].mean()) / 3
         assert float(local_norm(differences, attention)[row]) == pytest.approx(total, rel=1e-5)
 
@@ -159,8 +197,12 @@ def test_the_local_norm_with_the_same_attention_everywhere_is_the_text_norm():
 
 
 def test_another_row_is_in_scores_costs_tables_and_scans(monkeypatch):
-    """What a new detector needs: a function and a row. Scan files, tables, reports and the cost follow."""
-    row = detectors.Detector(("loudness",), lambda of: of.difference.abs().amax((1, 2, 3)), rows=3, once=2)
+    """What a new detector needs: a function and a row. Scan files, tables, reports and the cost
+    follow.
+    """
+    row = detectors.Detector(
+        ("loudness",), lambda of: of.difference.abs().amax((1, 2, 3)), rows=3, once=2
+    )
     monkeypatch.setitem(detectors.DETECTORS, "loudness", row)
     network, noise = Network(), seeded_noise(SHAPE, 3, 1)
     with_text, without = network.predict(True), network.predict(False)

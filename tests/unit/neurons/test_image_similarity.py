@@ -21,11 +21,15 @@ from torch.nn import functional as F
 def photos():
     """Two photos (2, 256, 256, 3) of 0..1."""
     images = torch.from_numpy(np.stack(load_sample_images().images)).float() / 255
-    return F.interpolate(images.movedim(-1, 1), (256, 256), mode="bilinear", antialias=True).movedim(1, -1)
+    return F.interpolate(
+        images.movedim(-1, 1), (256, 256), mode="bilinear", antialias=True
+    ).movedim(1, -1)
 
 
 def moved(image, shift=0, zoom=1.0):
-    """An image (1, H, W, 3), shifted to the right by pixels, or with a border cut off and scaled back."""
+    """An image (1, H, W, 3), shifted to the right by pixels, or with a border cut off and scaled
+    back.
+    """
     if zoom > 1:
         cut = round(image.shape[1] * (1 - 1 / zoom) / 2)
         part = image[:, cut:-cut, cut:-cut].movedim(-1, 1)
@@ -34,7 +38,9 @@ def moved(image, shift=0, zoom=1.0):
 
 
 def embed(images):
-    """An embedding that knows nothing of small details: colors of a coarse grid, without the mean."""
+    """An embedding that knows nothing of small details: colors of a coarse grid, without the
+    mean.
+    """
     coarse = F.adaptive_avg_pool2d(images.movedim(-1, 1), 6).flatten(1)
     return coarse - coarse.mean(1, keepdim=True)
 
@@ -63,8 +69,12 @@ def test_pairs_and_sameness_use_the_embedding(photos):
     batch = torch.cat([photos, photos])
     found = compare_images(batch, None, embed)
     cosine = float(F.cosine_similarity(*embed(photos), dim=0))
-    assert found.between[0, 1] == pytest.approx(cosine, abs=1e-5) and found.between[0, 2] == pytest.approx(1, abs=1e-5)
-    assert torch.allclose(compare_pairs(photos, photos.flip(0), embed), torch.full((2,), cosine), atol=1e-5)
+    assert found.between[0, 1] == pytest.approx(cosine, abs=1e-5) and found.between[
+        0, 2
+    ] == pytest.approx(1, abs=1e-5)
+    assert torch.allclose(
+        compare_pairs(photos, photos.flip(0), embed), torch.full((2,), cosine), atol=1e-5
+    )
 
 
 def test_the_first_variant_is_the_image_itself(photos):
@@ -74,7 +84,9 @@ def test_the_first_variant_is_the_image_itself(photos):
 
 
 def test_comparing_stops_between_images(photos):
-    """The tracker goes over the images (and over their pairs), and what it raises ends the comparison."""
+    """The tracker goes over the images (and over their pairs), and what it raises ends the
+    comparison.
+    """
     seen = []
 
     def stopping(items):
@@ -88,7 +100,10 @@ def test_comparing_stops_between_images(photos):
         with pytest.raises(KeyboardInterrupt):
             compare(photos, photos, embed, stopping)
     assert seen == [0, 0, 0]  # the one pair and the first image, then the first image
-    assert torch.equal(compare_to_reference(photos, photos, embed), compare_images(photos, photos, embed).to_reference)
+    assert torch.equal(
+        compare_to_reference(photos, photos, embed),
+        compare_images(photos, photos, embed).to_reference,
+    )
 
 
 def test_batches_of_different_sizes_are_refused(photos):
@@ -117,7 +132,9 @@ def state():
     from torchvision.models import resnet50
 
     torch.manual_seed(0)
-    return {f"backbone.{name}": value for name, value in resnet50(num_classes=512).state_dict().items()}
+    return {
+        f"backbone.{name}": value for name, value in resnet50(num_classes=512).state_dict().items()
+    }
 
 
 def test_sscd_is_a_resnet_with_generalized_mean_pooling(state, tmp_path, photos):
@@ -125,9 +142,13 @@ def test_sscd_is_a_resnet_with_generalized_mean_pooling(state, tmp_path, photos)
     torch.save(state, tmp_path / "sscd.pt")
     found = [sscd.load_sscd(tmp_path / name)(photos) for name in ("sscd.safetensors", "sscd.pt")]
     assert torch.equal(*found) and torch.allclose(found[0].norm(dim=1), torch.ones(2))
-    network = sscd.Sscd({name.removeprefix("backbone."): value for name, value in state.items()}).network
+    network = sscd.Sscd(
+        {name.removeprefix("backbone."): value for name, value in state.items()}
+    ).network
     x = F.interpolate(photos.movedim(-1, 1), (320, 320), mode="bilinear", antialias=True)
-    x = (x - torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)) / torch.tensor([0.229, 0.224, 0.225]).view(3, 1, 1)
+    x = (x - torch.tensor([0.485, 0.456, 0.406]).view(3, 1, 1)) / torch.tensor(
+        [0.229, 0.224, 0.225]
+    ).view(3, 1, 1)
     with torch.inference_mode():
         x = network.maxpool(network.relu(network.bn1(network.conv1(x))))
         x = network.layer4(network.layer3(network.layer2(network.layer1(x))))
@@ -145,7 +166,9 @@ def test_other_files_are_no_sscd_weights(tmp_path, content):
 
 
 def read(images):
-    """Labels: which third of the range each channel's mean is in; faces: 1 where an image is not dark."""
+    """Labels: which third of the range each channel's mean is in; faces: 1 where an image is not
+    dark.
+    """
     means = images.mean((1, 2))
     return (means * 3).long(), (means.mean(1) > 0.2).long()
 
@@ -155,7 +178,9 @@ def test_remains_are_the_median_similarity_the_equal_labels_and_the_faces(photos
     batch = torch.cat([reference, photos[1:], torch.zeros_like(reference)])
     found = remains(batch, reference, embed, read)
     each = compare_to_reference(batch, reference, embed)
-    assert found.similarity == pytest.approx(float(each.median())) and float(each[0]) == pytest.approx(1.0, abs=1e-5)
+    assert found.similarity == pytest.approx(float(each.median())) and float(
+        each[0]
+    ) == pytest.approx(1.0, abs=1e-5)
     equal = sum(int((read(image[None])[0] == read(reference)[0]).sum()) for image in batch)
     assert found.labels == pytest.approx(equal / 9) and 1 / 3 < found.labels < 1
     assert found.faces == pytest.approx(2 / 3)
@@ -171,14 +196,28 @@ GENERIC = Remains(0.5, 0.3, 1.0)
         (Remains(0.54, 0.39, 1.0), -0.01, "Gone"),
         (Remains(0.54, 0.92, 1.0), 0.52, "Not gone"),
         (Remains(0.70, 0.31, 0.75), 0.15, "Not gone"),
-        (Remains(0.13, 0.25, 0.25), -0.15, "Broken"),
+        (Remains(0.13, 0.25, 0.25), 0.75, "Broken"),
     ],
 )
 def test_an_image_is_gone_where_a_generic_prompt_has_as_much_of_it(left, excess, verdict):
-    assert left.excess(GENERIC) == pytest.approx(excess) and left.verdict(GENERIC).startswith(verdict)
+    assert left.excess(GENERIC) == pytest.approx(excess) and left.verdict(GENERIC).startswith(
+        verdict
+    )
 
 
 def test_without_labels_the_similarity_decides():
     assert Remains(0.6).excess(Remains(0.5)) == pytest.approx(0.05)
-    assert Remains(0.5).verdict(Remains(0.5)).startswith("Gone") and str(Remains(0.5)) == "similarity 0.500"
+    assert (
+        Remains(0.5).verdict(Remains(0.5)).startswith("Gone")
+        and str(Remains(0.5)) == "similarity 0.500"
+    )
     assert str(GENERIC) == "similarity 0.500, labels 0.30, one face 1.00"
+
+
+def test_a_broken_image_is_never_gone_however_little_is_left_of_it():
+    for similarity in (-1.0, 0.0, 0.4, 0.9):
+        for labels in (0.0, 0.3, 1.0):
+            broken = Remains(similarity, labels, 0.49)
+            assert broken.end(GENERIC) == image_similarity.BROKEN and broken.excess(GENERIC) > 0.5
+    assert Remains(0.5, 0.3, 0.5).end(GENERIC) == image_similarity.GONE
+    assert Remains(0.5, 0.3, 0.0).excess(Remains(0.5, 0.3, 0.0)) < 0  # a prompt that shows no face

@@ -9,15 +9,23 @@ OFFICIAL = {0.35: [0.737618, 0.799768, 0.728472], 1.0: [0.413034, 0.358583, 0.41
 
 
 def field(q, n=3, c=4, h=64):
-    """Numbers without a random generator, the same on every machine, brought to 0..1 by sample and channel."""
+    """Numbers without a random generator, the same on every machine, brought to 0..1 by sample and
+    channel.
+    """
     i = torch.arange(n * c * h * h, dtype=torch.float64)
-    x = torch.sin(0.0137 * i + q) + 0.5 * torch.sin(0.00291 * (q + 1) * i) + 0.3 * torch.cos(0.171 * i + 2 * q)
+    x = (
+        torch.sin(0.0137 * i + q)
+        + 0.5 * torch.sin(0.00291 * (q + 1) * i)
+        + 0.3 * torch.cos(0.171 * i + 2 * q)
+    )
     return memorization_score.noise_difference(x.view(n, c, h, h), torch.zeros(n, c, h, h))
 
 
 @pytest.mark.parametrize("q", OFFICIAL)
 def test_the_official_numbers(q):
-    """torchmetrics 1.3.2 multiscale_structural_similarity_index_measure with the official arguments."""
+    """torchmetrics 1.3.2 multiscale_structural_similarity_index_measure with the official
+    arguments.
+    """
     assert similarity(field(0.0), field(q)).tolist() == pytest.approx(OFFICIAL[q], abs=2e-6)
 
 
@@ -27,11 +35,15 @@ def test_the_official_range_is_that_of_the_batch():
 
 def test_a_thing_is_like_itself():
     assert similarity(field(0.0), field(0.0)).tolist() == pytest.approx([1, 1, 1], abs=1e-6)
-    assert similarity(field(0.0, h=16), field(0.0, h=16)).tolist() == pytest.approx([1, 1, 1], abs=1e-6)
+    assert similarity(field(0.0, h=16), field(0.0, h=16)).tolist() == pytest.approx(
+        [1, 1, 1], abs=1e-6
+    )
 
 
 def test_the_largest_pair_of_each_seed():
-    found = memorization_score.PromptScore(pairwise_similarity(torch.cat([field(0.0), field(0.35)])))
+    found = memorization_score.PromptScore(
+        pairwise_similarity(torch.cat([field(0.0), field(0.35)]))
+    )
     assert found.by_seed.tolist() == pytest.approx(OFFICIAL[0.35] * 2, abs=2e-6)
     assert found.value == pytest.approx(0.799768, abs=2e-6)
     assert found.memorized_seeds(0.73) == [0, 1, 3, 4]

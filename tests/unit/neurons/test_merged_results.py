@@ -41,7 +41,9 @@ def test_tables_of_other_columns_are_refused():
 
 
 def _statistics(values):
-    return Statistics(len(values), neuron_statistics.layer_moments({PATH: values}), {PATH: (1.0, 2.0)}, "test")
+    return Statistics(
+        len(values), neuron_statistics.layer_moments({PATH: values}), {PATH: (1.0, 2.0)}, "test"
+    )
 
 
 def test_statistics_of_parts_are_those_of_all_prompts():
@@ -58,7 +60,10 @@ def test_statistics_of_parts_are_those_of_all_prompts():
 def _mask(prompt, *neurons, converged=True):
     found = SearchRecord(prompt, {PATH: neurons}, converged)
     return NeuronMask(
-        uniform_scales((PATH, index) for index in neurons), (found,), {PATH: (1.0, 2.0)}, ("NeMo Localize",)
+        uniform_scales((PATH, index) for index in neurons),
+        (found,),
+        {PATH: (1.0, 2.0)},
+        ("NeMo Localize",),
     )
 
 
@@ -68,7 +73,11 @@ def test_masks_of_pieces_are_that_of_all_prompts():
     assert merged.scales == {PATH: {0: 0.0, 1: 0.0, 5: 0.0, 7: 0.0}}
     assert merged.searches == tuple(search for mask in masks for search in mask.searches)
     assert merged.history == ("NeMo Localize",)
-    assert list(merged_results.mask_rows(merged)) == [["a", 2, True], ["b", 2, False], ["c", 1, True]]
+    assert list(merged_results.mask_rows(merged)) == [
+        ["a", 2, True],
+        ["b", 2, False],
+        ["c", 1, True],
+    ]
 
 
 def test_nothing_cannot_be_merged():

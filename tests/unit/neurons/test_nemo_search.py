@@ -1,10 +1,19 @@
-"""NeMo's search: the trace and the neurons of a plain transcription of the official code, exactly."""
+"""NeMo's search: the trace and the neurons of a plain transcription of the official code,
+exactly.
+"""
 
 import pytest
 import torch
 from glassbox.nodes.neurons import memorization_score, nemo_search
 from glassbox.nodes.neurons.memorization_score import score_prompt
-from glassbox.nodes.neurons.nemo_search import Criterion, Evaluator, Neurons, SearchSettings, search, select
+from glassbox.nodes.neurons.nemo_search import (
+    Criterion,
+    Evaluator,
+    Neurons,
+    SearchSettings,
+    search,
+    select,
+)
 from toy_neurons import LAYERS, Toy, transcription
 
 THRESHOLDS = {"converges": 0.8, "stalls": 0.05}
@@ -21,7 +30,9 @@ def test_a_search_is_the_official_procedure(case, side, seed):
     toy = Toy(side, seed=seed)
     noise, threshold = toy.noise(), THRESHOLDS[case]
     trace, initial, refined = transcription(toy, LAYERS, toy.z, toy.activations, noise, threshold)
-    *_, result = search(toy.z, toy.activations, evaluator_of(toy, noise), SearchSettings(target_score=threshold))
+    *_, result = search(
+        toy.z, toy.activations, evaluator_of(toy, noise), SearchSettings(target_score=threshold)
+    )
     assert [(step.theta, step.k, step.listed, step.score) for step in result.trace] == trace
     assert (result.initial, result.refined) == (initial, refined)
     assert result.converged == (case == "converges") and result.finished
@@ -35,7 +46,9 @@ def test_the_benchmarks_official_schedule_finds_the_same_neurons_with_over_twice
     toy, target = Toy(), THRESHOLDS["converges"]
     evaluator = evaluator_of(toy, toy.noise())
     *_, ours = search(toy.z, toy.activations, evaluator, SearchSettings(target_score=target))
-    schedule = official.Schedule(toy, toy.noise(), [0, 1, 2, 3], Neurons(LAYERS), memorization_score)
+    schedule = official.Schedule(
+        toy, toy.noise(), [0, 1, 2, 3], Neurons(LAYERS), memorization_score
+    )
     assert official.search(toy.z, toy.activations, schedule, nemo_search, target) == ours.refined
     assert schedule.rows > 2 * evaluator.rows
 
@@ -65,7 +78,9 @@ def test_early_rejection_takes_the_decisions_of_all_seeds_with_fewer_rows(criter
     masks = torch.rand(40, 60, generator=generator) < torch.rand(40, 1, generator=generator) * 0.3
     scores = [complete.score(mask) for mask in masks]
     early.score(masks[0])
-    distinct = sorted({round(score, 4) for score in scores})  # sets that differ in dead neurons score alike
+    distinct = sorted(
+        {round(score, 4) for score in scores}
+    )  # sets that differ in dead neurons score alike
     threshold = sum(distinct[5:7]) / 2
     found = [early.score_below(mask, threshold) for mask in masks]
     assert found == [score if score < threshold else None for score in scores]
@@ -87,7 +102,9 @@ def test_without_rejections_no_row_is_added():
 def test_selection_is_two_sided_and_lists_twice():
     z = [torch.tensor([6.0, -7.0, 0.0, 1.0])]
     assert select(z, [torch.tensor([9.0, 1.0, 8.0, 0.0])], 5.0, 0) == [[0, 1]]
-    assert select(z, [torch.tensor([9.0, 1.0, 8.0, 0.0])], 5.0, 80) == [[0, 1, 0]]  # a layer of 4 gets k / 80
+    assert select(z, [torch.tensor([9.0, 1.0, 8.0, 0.0])], 5.0, 80) == [
+        [0, 1, 0]
+    ]  # a layer of 4 gets k / 80
     wide = [torch.zeros(320)]
     assert len(select(wide, [torch.arange(320.0)], 5.0, 15)[0]) == 15
 
@@ -108,8 +125,12 @@ def test_a_step_that_misses_the_last_theta_does_not_run_on():
 
 def test_a_search_that_is_left_early_has_the_best_so_far():
     toy = Toy()
-    *_, whole = search(toy.z, toy.activations, evaluator_of(toy, toy.noise()), SearchSettings(target_score=0.05))
-    results = search(toy.z, toy.activations, evaluator_of(toy, toy.noise()), SearchSettings(target_score=0.05))
+    *_, whole = search(
+        toy.z, toy.activations, evaluator_of(toy, toy.noise()), SearchSettings(target_score=0.05)
+    )
+    results = search(
+        toy.z, toy.activations, evaluator_of(toy, toy.noise()), SearchSettings(target_score=0.05)
+    )
     first = next(results)
     assert (first.initial, first.refined, first.finished) == ([], [], False)
     best = next(result for result in results if result.progress > 0.5)
@@ -120,7 +141,9 @@ def test_a_search_that_is_left_early_has_the_best_so_far():
 
 def test_progress_grows_to_1():
     toy = Toy()
-    results = search(toy.z, toy.activations, evaluator_of(toy, toy.noise()), SearchSettings(target_score=0.05))
+    results = search(
+        toy.z, toy.activations, evaluator_of(toy, toy.noise()), SearchSettings(target_score=0.05)
+    )
     progress = [result.progress for result in results]
     assert progress == sorted(progress) and progress[0] > 0 and progress[-1] == 1
 
@@ -135,7 +158,10 @@ def test_an_error_in_the_refinement_leaves_the_best_so_far():
 
     with pytest.raises(KeyboardInterrupt):
         for result in search(
-            toy.z, toy.activations, evaluator_of(predict, toy.noise()), SearchSettings(target_score=0.05)
+            toy.z,
+            toy.activations,
+            evaluator_of(predict, toy.noise()),
+            SearchSettings(target_score=0.05),
         ):
             best = result
     assert 0 < sum(map(len, best.refined)) < sum(map(len, best.initial))
@@ -153,5 +179,13 @@ def test_each_row_has_its_own_mask():
 
 
 def test_default_settings_are_those_of_the_paper():
-    assert SearchSettings() == SearchSettings(0.428, 0.428, Criterion.SAME_SEED, 5.0, 1.0, 0.25, 0)
+    assert SearchSettings() == SearchSettings(
+        threshold=0.428,
+        target_score=0.428,
+        criterion=Criterion.SAME_SEED,
+        theta_start=5.0,
+        theta_end=1.0,
+        theta_step=0.25,
+        k_start=0,
+    )
     assert list(nemo_search.selection_schedule(SearchSettings()))[-1] == (1.25, 15)

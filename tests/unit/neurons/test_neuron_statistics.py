@@ -1,4 +1,6 @@
-"""Statistics: against plain formulas, merged in any order, and read from files that are what they should be."""
+"""Statistics: against plain formulas, merged in any order, and read from files that are what they
+should be.
+"""
 
 import json
 import pickle
@@ -14,9 +16,13 @@ from safetensors.torch import load_file, save_file
 PATH = "input_blocks.1.1.transformer_blocks.0.attn2.to_v"
 WIDTHS = [320, 320, 640, 640, 1280, 1280, 1280]
 SD1 = [
-    NeuronLayer(f"{block}.transformer_blocks.0.attn2.to_v", "middle" if "middle" in block else "down", width)
+    NeuronLayer(
+        f"{block}.transformer_blocks.0.attn2.to_v", "middle" if "middle" in block else "down", width
+    )
     for block, width in zip(
-        [*(f"input_blocks.{number}.1" for number in (1, 2, 4, 5, 7, 8)), "middle_block.1"], WIDTHS, strict=True
+        [*(f"input_blocks.{number}.1" for number in (1, 2, 4, 5, 7, 8)), "middle_block.1"],
+        WIDTHS,
+        strict=True,
     )
 ]
 
@@ -26,7 +32,9 @@ def values(count=40, width=5, seed=0):
 
 
 def of(part):
-    return Statistics(len(part), neuron_statistics.layer_moments({PATH: part}), {PATH: (1.0, 2.0)}, "test")
+    return Statistics(
+        len(part), neuron_statistics.layer_moments({PATH: part}), {PATH: (1.0, 2.0)}, "test"
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -48,11 +56,15 @@ def test_moments_of_nothing_are_refused(shape):
 
 def test_merging_parts_gives_the_whole():
     given = values()
-    merged = neuron_statistics.merge(neuron_statistics.merge(of(given[:1]), of(given[1:30])), of(given[30:]))
+    merged = neuron_statistics.merge(
+        neuron_statistics.merge(of(given[:1]), of(given[1:30])), of(given[30:])
+    )
     whole = of(given)
     assert merged.count == 40
     for part in ("mean", "squares", "low", "high", "peak"):
-        assert torch.allclose(getattr(merged.layers[PATH], part), getattr(whole.layers[PATH], part), atol=1e-9)
+        assert torch.allclose(
+            getattr(merged.layers[PATH], part), getattr(whole.layers[PATH], part), atol=1e-9
+        )
 
 
 def test_merging_what_does_not_belong_together_is_refused():
@@ -69,7 +81,10 @@ def test_merging_what_does_not_belong_together_is_refused():
 def layer():
     """A value layer's weights (320, 768), and its fingerprint with other weights."""
     generator = torch.Generator().manual_seed(0)
-    weight, probe = torch.randn(320, 768, generator=generator), torch.randn(64, 768, generator=generator)
+    weight, probe = (
+        torch.randn(320, 768, generator=generator),
+        torch.randn(64, 768, generator=generator),
+    )
     return weight, lambda weight: neuron_statistics.fingerprint({PATH: probe @ weight.float().T})
 
 
@@ -84,7 +99,9 @@ def test_a_fingerprint_ignores_rounding_to_16_bits(layer, dtype):
 def test_a_fingerprint_notices_a_change_of_1_percent(layer, seed, rank):
     weight, fingerprint = layer
     generator = torch.Generator().manual_seed(100 + seed)
-    change = torch.randn(320, rank, generator=generator) @ torch.randn(rank, 768, generator=generator)
+    change = torch.randn(320, rank, generator=generator) @ torch.randn(
+        rank, 768, generator=generator
+    )
     changed = weight + 0.01 * change * weight.norm() / change.norm()
     assert not neuron_statistics.same_model(fingerprint(weight), fingerprint(changed))
 
@@ -99,7 +116,9 @@ def test_fingerprints_are_compared_on_shared_layers():
 
 def test_z_is_two_sided_and_0_where_nothing_varies():
     zeros = torch.zeros(3, dtype=torch.float64)
-    moments = LayerStatistics(torch.ones(3).double(), torch.tensor([4.0, 4.0, 0.0]).double(), zeros, zeros, zeros)
+    moments = LayerStatistics(
+        torch.ones(3).double(), torch.tensor([4.0, 4.0, 0.0]).double(), zeros, zeros, zeros
+    )
     z = Statistics(2, {PATH: moments}).z(PATH, torch.tensor([5.0, -3.0, 9.0]))
     assert z.tolist() == [2.0, -2.0, 0.0]
 
@@ -113,7 +132,10 @@ def test_save_and_load(tmp_path):
 
 
 def official(tmp_path, widths=WIDTHS):
-    content = ([torch.full((w,), float(w)) for w in widths], [torch.full((w,), 0.5) for w in widths])
+    content = (
+        [torch.full((w,), float(w)) for w in widths],
+        [torch.full((w,), 0.5) for w in widths],
+    )
     torch.save(content, tmp_path / "official.pt")
     return tmp_path / "official.pt"
 
@@ -147,7 +169,9 @@ def test_a_pickle_is_never_executed(tmp_path, capsys):
     assert "executed" not in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("content", [torch.zeros(3), {"a": 1}, ([torch.zeros(3)], [torch.zeros(2)]), ([], [])])
+@pytest.mark.parametrize(
+    "content", [torch.zeros(3), {"a": 1}, ([torch.zeros(3)], [torch.zeros(2)]), ([], [])]
+)
 def test_other_pt_files(tmp_path, content):
     torch.save(content, tmp_path / "x.pt")
     with pytest.raises(ValueError, match="not the official statistics file"):
@@ -163,25 +187,32 @@ def test_broken_files(tmp_path, text):
 
 
 @pytest.mark.parametrize(
-    ("about", "change"),
+    ("about", "change", "reason"),
     [
-        ({"count": "x"}, {}),
-        ({"count": -3}, {}),
-        ({"fingerprint": 3}, {}),
-        ({"fingerprint": {PATH: [float("nan")]}}, {}),
-        ({}, {"mean": torch.full((5,), torch.nan)}),
-        ({}, {"squares": torch.full((5,), -1.0)}),
-        ({}, {"mean": torch.zeros(5, 2)}),
-        ({}, {"low": torch.zeros(4)}),
+        ({"count": "x"}, {}, r"has statistics\.count = 'x', which must be a whole number"),
+        ({"count": -3}, {}, r"has statistics\.count = -3, which must be a whole number"),
+        ({"fingerprint": 3}, {}, r"has statistics\.fingerprint = 3, which must be an object"),
+        ({"fingerprint": {PATH: [float("nan")]}}, {}, r"= \[nan\], which must be a finite number"),
+        ({}, {"mean": torch.full((5,), torch.nan)}, "is damaged"),
+        ({}, {"squares": torch.full((5,), -1.0)}, "is damaged"),
+        ({}, {"mean": torch.zeros(5, 2)}, "is damaged"),
+        ({}, {"low": torch.zeros(4)}, "is damaged"),
     ],
 )
-def test_damaged_statistics_are_refused(tmp_path, about, change):
+def test_damaged_statistics_are_refused(tmp_path, about, change, reason):
     statistics_file.write(of(values()), tmp_path / "s.safetensors")
-    tensors = load_file(tmp_path / "s.safetensors") | {f"{PATH}.{part}": value for part, value in change.items()}
-    header = {"format": statistics_file.FORMAT, "format_version": str(statistics_file.FORMAT_VERSION)}
-    header["statistics"] = json.dumps({"count": 40, "fingerprint": {PATH: (1.0, 2.0)}, "source": "test"} | about)
+    tensors = load_file(tmp_path / "s.safetensors") | {
+        f"{PATH}.{part}": value for part, value in change.items()
+    }
+    header = {
+        "format": statistics_file.FORMAT,
+        "format_version": str(statistics_file.FORMAT_VERSION),
+    }
+    header["statistics"] = json.dumps(
+        {"count": 40, "fingerprint": {PATH: (1.0, 2.0)}, "source": "test"} | about
+    )
     save_file(tensors, tmp_path / "x.safetensors", header)
-    with pytest.raises(ValueError, match="is damaged"):
+    with pytest.raises(ValueError, match=rf"^x\.safetensors .*{reason}|^x\.safetensors {reason}"):
         statistics_file.read(tmp_path / "x.safetensors", SD1)
 
 
@@ -192,7 +223,7 @@ def test_a_deeply_nested_header_is_refused(tmp_path):
         tmp_path / "x",
         header,
     )
-    with pytest.raises(ValueError, match="is damaged"):
+    with pytest.raises(ValueError, match=r"^x has statistics = .*, which must be JSON"):
         statistics_file.read(tmp_path / "x", SD1)
 
 

@@ -13,6 +13,15 @@ def test_empty_lines_are_no_prompts():
     assert nemo_inputs.parse_prompts(" a cat \n\n a dog") == ["a cat", "a dog"]
 
 
+def test_too_few_prompts_are_a_sentence_where_a_number_is_needed(tmp_path):
+    (tmp_path / "a.txt").write_text("three")
+    assert nemo_inputs.collect_prompts(" \n") == []
+    both = nemo_inputs.collect_prompts("one\ntwo", tmp_path / "a.txt", least=3)
+    assert both == ["one", "two", "three"]
+    with pytest.raises(ValueError, match="lines needs 3 or more prompts and has 2: write one"):
+        nemo_inputs.collect_prompts("one\ntwo", least=3, name="lines")
+
+
 @pytest.mark.parametrize(
     ("name", "text"),
     [
@@ -84,17 +93,30 @@ def test_ablation_of_the_toy():
 def effects(changes, parts):
     """Effects that change the first step by so much each, alone and in their parts."""
     layers = [NeuronLayer(f"{part}{number}", part, 4) for number, part in enumerate(parts)]
-    made = [LayerEffect(layer.name, (layer,), 0.5, 1 - change) for layer, change in zip(layers, changes, strict=True)]
-    for name, wanted in (("down, middle", ("down", "middle")), ("up", ("up",)), ("all", ("down", "middle", "up"))):
+    made = [
+        LayerEffect(layer.name, (layer,), 0.5, 1 - change)
+        for layer, change in zip(layers, changes, strict=True)
+    ]
+    for name, wanted in (
+        ("down, middle", ("down", "middle")),
+        ("up", ("up",)),
+        ("all", ("down", "middle", "up")),
+    ):
         chosen = tuple(layer for layer in layers if layer.part in wanted)
-        total = sum(change for layer, change in zip(layers, changes, strict=True) if layer in chosen)
+        total = sum(
+            change for layer, change in zip(layers, changes, strict=True) if layer in chosen
+        )
         made.append(LayerEffect(name, chosen, 0.5, 1 - total))
     return made
 
 
 @pytest.mark.parametrize(
     ("changes", "expected"),
-    [((0.3, 0.05, 0.2, 0.01), ["down0", "middle2"]), ((0.01, 0.0, 0.01, 0.3), ["up3"]), ((0.2, 0.0, 0.0, 0.3), None)],
+    [
+        ((0.3, 0.05, 0.2, 0.01), ["down0", "middle2"]),
+        ((0.01, 0.0, 0.01, 0.3), ["up3"]),
+        ((0.2, 0.0, 0.0, 0.3), None),
+    ],
 )
 def test_layers_to_search_are_suggested(changes, expected):
     found = layer_ablation.suggest_layers(effects(changes, ("down", "down", "middle", "up")))

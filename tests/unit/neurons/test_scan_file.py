@@ -68,7 +68,9 @@ def test_other_settings_are_refused(tmp_path, changes, named):
         ScanFile(tmp_path / "scan.csv", ["other"], SETTINGS)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, '{"format": "glassbox_scan", "format_version": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", "[" * 100_000, '{"format": "glassbox_scan", "format_version": 1}']
+)
 def test_a_table_without_its_settings_is_refused(tmp_path, text):
     opened(tmp_path)
     (tmp_path / "scan.settings.json").write_text(text)
@@ -79,7 +81,9 @@ def test_a_table_without_its_settings_is_refused(tmp_path, text):
 @pytest.mark.parametrize("norm", [None, 3.25])
 def test_a_score_comes_back_to_the_last_bit(norm):
     differences = torch.rand(4, 2, 8, 8, generator=torch.Generator().manual_seed(0))
-    score = PromptScore(pairwise_similarity(differences), {} if norm is None else {"text_norm": norm})
+    score = PromptScore(
+        pairwise_similarity(differences), {} if norm is None else {"text_norm": norm}
+    )
     again = scan_file.score_from_row(scan_file.score_row(score), 4)
     assert torch.equal(again.pairs, score.pairs) and again.detectors == score.detectors
     assert list(scan_file.score_row(score)) == scan_file.score_columns(4)
@@ -91,3 +95,72 @@ def test_the_pace_gives_seconds_a_prompt_and_the_time_left():
     assert pace.step() == "1 of 40 prompts, 200 s each, 2:10 h left"
     assert pace.step(failed=True) == "2 of 40 prompts (1 failed), 201 s each, 2:08 h left"
     assert pace.step(2) == "4 of 40 prompts (1 failed), 152 s each, 1:31 h left"
+
+
+def embedded(tmp_path, **embeddings):
+    return ScanFile(tmp_path / "scan.csv", ["score"], SETTINGS, embeddings)
+
+
+def test_a_row_of_another_embedding_is_refused_and_a_prompt_that_joins_is_not(tmp_path):
+    scan = embedded(tmp_path, a="one")
+    scan.add("a", {"score": "0.5"})
+    scan.add("plain", {"score": "0.5"})
+    joined = embedded(tmp_path, a="one", b="two")
+    joined.add("b", {"score": "0.25"})
+    assert embedded(tmp_path).done("b")["score"] == "0.25"
+    for changed in ({"a": "two"}, {"a": "one", "b": "one"}, {"plain": "new"}):
+        with pytest.raises(
+            ValueError, match=r"was made with another embedding in the prompt '(a|b|plain)'"
+        ):
+            embedded(tmp_path, **changed)
+    assert embedded(tmp_path, a="one", b="two").done("a")["score"] == "0.5"
+
+
+def test_a_prompt_that_was_not_measured_may_have_another_embedding(tmp_path):
+    scan = embedded(tmp_path, a="one", b="one")
+    scan.add("a", None, MemoryError("full"))
+    again = embedded(tmp_path, a="two", b="two")
+    again.add("a", {"score": "0.5"})
+    assert embedded(tmp_path, a="two").done("a")
+    with pytest.raises(ValueError, match="another embedding"):
+        embedded(tmp_path, a="one")
+
+
+def test_a_scan_from_before_embeddings_were_noted_is_refused_for_prompts_that_name_one(tmp_path):
+    import json
+
+    opened(tmp_path).add("a", {"score": "0.5"})
+    beside = tmp_path / "scan.settings.json"
+    content = json.loads(beside.read_text())
+    del content["embeddings"]
+    beside.write_text(json.dumps(content))
+    assert opened(tmp_path).done("a")
+    with pytest.raises(ValueError, match="another embedding"):
+        embedded(tmp_path, a="one")
+
+
+def test_dropping_rows_looks_at_each_once(tmp_path, monkeypatch):
+    """Work grows with the rows: comparisons of prompts, counted."""
+
+    class Counted(str):
+        __slots__ = ()
+        compared = 0
+
+        def __eq__(self, other):
+            Counted.compared += 1
+            return str.__eq__(self, other)
+
+        __hash__ = str.__hash__
+
+    counts = []
+    for size in (200, 800):
+        scan = opened(tmp_path / str(size))
+        scan.rows = {
+            Counted(number): {"prompt": str(number), "score": "", "error": ""}
+            for number in range(size)
+        }
+        Counted.compared = 0
+        scan.keep(size // 2)
+        assert len(scan.rows) == size // 2
+        counts.append(Counted.compared)
+    assert counts[1] <= 4 * counts[0] + 10

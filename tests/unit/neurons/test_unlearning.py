@@ -1,25 +1,33 @@
-"""Adversarial unlearning on a model that mixes the images of a table by the softmax of its text embedding."""
+"""Adversarial unlearning on a model that mixes the images of a table by the softmax of its text
+embedding.
+"""
 
 import contextlib
 
 import pytest
 import torch
-from glassbox.nodes.neurons import audit, unlearning
+from glassbox.nodes.neurons import audit, mitigations, unlearning
 
 MEMORIZED, SURROGATE, ORDINARY = ([[[[value]]]] for value in (2.0, -2.0, 0.5))
 
 
 class Table:
-    """A session: the embedding's softmax weighs images of one pixel, two of which are the memorized one.
+    """A session: the embedding's softmax weighs images of one pixel, two of which are the memorized
+    one.
 
     Its best prediction of the noise in x = image + noise is x less the mixed image.
     """
 
     steps, device = 1000, torch.device("cpu")
+    at_once = 64
 
     def __init__(self):
         self.latents = [torch.tensor(image) for image in (MEMORIZED, SURROGATE, ORDINARY)]
-        self.rows = [self.at(0), self.at(0), self.at(2)]  # the prompt's conditioning for surrogates too
+        self.rows = [
+            self.at(0),
+            self.at(0),
+            self.at(2),
+        ]  # the prompt's conditioning for surrogates too
         self.shown = torch.tensor([2.0, 2.0, 0.5])
         self.table, self.changed = torch.zeros(3, requires_grad=True), True
         self.without_gradient = 0
@@ -41,6 +49,12 @@ class Table:
     def noised(self, latent, noise, timestep):
         return latent + noise
 
+    def target(self, latent, noise, timestep):
+        return noise
+
+    def rows_at_once(self, x):
+        return min(len(x), self.at_once)
+
     def weight(self, timestep):
         return torch.ones(len(timestep), 1, 1, 1)
 
@@ -61,8 +75,49 @@ def learned(**changes):
     return session, losses, seen
 
 
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_an_attack_is_the_same_whatever_fits_in_memory(at_once):
+    """8 noise samples in parts of 1, or of 3, 3 and 2."""
+    results = []
+    for rows in (64, at_once):
+        session = Table()
+        session.at_once = rows
+        results.append(
+            audit.attack_embedding(
+                session, torch.zeros(1, 1, 3), audit.AttackSettings(), lambda _: None
+            )
+        )
+    (embedding, losses), (parts, losses_of_parts) = results
+    assert (parts - embedding).abs().max() < 1e-5 and embedding.abs().max() > 0.1
+    assert losses_of_parts == pytest.approx(losses, abs=1e-6)  # of .25 at the start
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_an_adjusted_embedding_is_the_same_whatever_fits_in_memory(at_once):
+    """The mean distance of 8 rows to the embedding's first token, in parts of 1, or of 3, 3 and
+    2.
+    """
+    rows = torch.randn(8, 3, generator=torch.Generator().manual_seed(1))
+
+    def losses(parts):
+        return lambda embedding: (
+            (embedding[:, 1] - part).norm(dim=1).sum() / 8 for part in rows.split(parts)
+        )
+
+    start = torch.ones(1, 2, 3)
+    settings = {"steps": 6, "learning_rate": 0.1, "target": 0.0, "show_progress": lambda _: None}
+    whole, norms = mitigations.adjust_embedding(start, losses(8), **settings)
+    parts, norms_of_parts = mitigations.adjust_embedding(start, losses(at_once), **settings)
+    assert (parts - whole).abs().max() < 1e-5 and (whole - start).abs().max() > 0.1
+    assert len(norms) == 7 and norms_of_parts == pytest.approx(norms, rel=1e-5)
+    assert norms[0] == pytest.approx(float((1 - rows).norm(dim=1).mean()), rel=1e-6)
+    assert torch.equal(whole[:, 0], start[:, 0])
+
+
 def returned(session):
-    """The image that an attack makes the model generate, from an embedding that takes all images alike."""
+    """The image that an attack makes the model generate, from an embedding that takes all images
+    alike.
+    """
     settings = audit.AttackSettings(steps=200)
     embedding, _ = audit.attack_embedding(session, torch.zeros(1, 1, 3), settings, lambda _: None)
     return float(session.image(embedding).detach())
@@ -87,11 +142,17 @@ def test_training_under_attack_leaves_nothing_for_it():
     assert returned(session) < 0.6  # the ordinary image is .5, the closest that is left
     assert float(session.image(session.at(2)).detach()) == pytest.approx(0.5, abs=0.2)
     assert seen == list(range(1, 201)) and session.without_gradient == 200
-    assert [len(one) for one in (losses.attack, losses.surrogates, losses.ordinary)] == [400, 200, 200]
+    assert [len(one) for one in (losses.attack, losses.surrogates, losses.ordinary)] == [
+        400,
+        200,
+        200,
+    ]
 
 
 def test_ordinary_prompts_are_kept_by_their_weight():
-    """Without it, the attack goes on to the ordinary image, the next closest, and that is trained away too."""
+    """Without it, the attack goes on to the ordinary image, the next closest, and that is trained
+    away too.
+    """
     free, kept = (learned(keep=keep)[0] for keep in (0.0, 10.0))
     changed = [abs(float(session.image(session.at(2)).detach()) - 0.5) for session in (free, kept)]
     assert changed[0] > 3 * changed[1]
@@ -100,8 +161,12 @@ def test_ordinary_prompts_are_kept_by_their_weight():
 def test_the_first_step_by_hand():
     """One step of AdamW moves each entry by the learning rate against the sign of its gradient."""
     session, losses, _ = learned(steps=1, attack_steps=0, learning_rate=0.01)
-    gap = float(session.image(session.at(0)).detach()) + 2  # the prediction errs by surrogate less mixed image
-    assert losses.surrogates[0] == pytest.approx(float((Table().image(Table.at(0)) + 2).detach() ** 2), rel=1e-5)
+    gap = (
+        float(session.image(session.at(0)).detach()) + 2
+    )  # the prediction errs by surrogate less mixed image
+    assert losses.surrogates[0] == pytest.approx(
+        float((Table().image(Table.at(0)) + 2).detach() ** 2), rel=1e-5
+    )
     assert losses.ordinary[0] == 0 and gap < float(Table().image(Table.at(0)).detach()) + 2
     assert torch.allclose(session.table.detach(), torch.tensor([-0.01, 0, 0]), atol=1e-6)
 
@@ -130,4 +195,6 @@ def test_the_cost_and_the_report():
     assert "160 rows of the network with gradients, 40 without" in text and "(12)" in text
     assert "Loss of the attack: 0.1000" in text and "Memorization Audit" in text
     plain = unlearning.UnlearningSettings(steps=10, attack_steps=0)
-    assert "No attack took part" in unlearning.describe(unlearning.UnlearningLosses([], [0.5], [0.1]), plain, 1)
+    assert "No attack took part" in unlearning.describe(
+        unlearning.UnlearningLosses([], [0.5], [0.1]), plain, 1
+    )

@@ -1,4 +1,6 @@
-"""Composition at strengths between 0 and 1 and in wide images, averages of few steps, validation with masks."""
+"""Composition at strengths between 0 and 1 and in wide images, averages of few steps, validation
+with masks.
+"""
 
 import math
 from types import SimpleNamespace
@@ -17,13 +19,19 @@ def gaussian(*shape, seed=0):
 
 
 def waves(height, width, low, cutoff, most):
-    """The orthonormal cosines (h, w) of a band by their definition, and of them no higher than ``most`` a side."""
+    """The orthonormal cosines (h, w) of a band by their definition, and of them no higher than
+    ``most`` a side.
+    """
     found = []
     for k in range(min(height, most[0])):
         for m in range(min(width, most[1])):
             if low <= math.hypot(k, m) / 2 < cutoff:
-                y = torch.cos(math.pi * k * (torch.arange(height, dtype=torch.float64) + 0.5) / height)
-                x = torch.cos(math.pi * m * (torch.arange(width, dtype=torch.float64) + 0.5) / width)
+                y = torch.cos(
+                    math.pi * k * (torch.arange(height, dtype=torch.float64) + 0.5) / height
+                )
+                x = torch.cos(
+                    math.pi * m * (torch.arange(width, dtype=torch.float64) + 0.5) / width
+                )
                 wave = y[:, None] * x
                 found.append(wave / wave.norm())
     return torch.stack(found)
@@ -32,9 +40,11 @@ def waves(height, width, low, cutoff, most):
 @pytest.mark.parametrize("strength", [0.25, 0.5, 0.75, 1.0])
 @pytest.mark.parametrize("size", [(6, 10), (5, 4)], ids=["same size", "smaller guide"])
 def test_composed_noise_by_its_definition(strength, size):
-    """Numbers of a band change their places: sorted as strength * guide / rms + (1 - strength) * noise is sorted."""
+    """Numbers of a band change their places: sorted as strength * guide / rms + (1 - strength) *
+    noise is sorted.
+    """
     settings, noise, guide = (
-        CompositionSettings(strength, 2.5, 0.5),
+        CompositionSettings(strength=strength, cutoff=2.5, low=0.5),
         gaussian(2, 3, 6, 10),
         gaussian(1, 3, *size, seed=1),
     )
@@ -47,7 +57,9 @@ def test_composed_noise_by_its_definition(strength, size):
         mixed = strength * guided / guided.square().mean().sqrt() + (1 - strength) * before
         after = before.clone()
         for place, value in zip(
-            sorted(range(len(mixed)), key=lambda i: float(mixed[i])), before.sort().values, strict=True
+            sorted(range(len(mixed)), key=lambda i: float(mixed[i])),
+            before.sort().values,
+            strict=True,
         ):
             after[place] = value
         wanted[frame] += torch.einsum("ck,khw->chw", (after - before).view(3, -1), own)
@@ -57,25 +69,34 @@ def test_composed_noise_by_its_definition(strength, size):
 @pytest.mark.parametrize("strength", [0.3, 0.6])
 def test_a_weaker_guide_of_any_scale_is_the_same_guide(strength):
     noise, guide = gaussian(1, 2, 6, 8), gaussian(1, 2, 6, 8, seed=3)
-    settings = CompositionSettings(strength, 3.0)
+    settings = CompositionSettings(strength=strength, cutoff=3.0)
     composed = composition.compose_noise(settings, noise, guide)
     assert torch.equal(composed, composition.compose_noise(settings, noise, 7.5 * guide))
     assert not torch.equal(composed, noise)
 
 
 def test_the_report_of_a_composition_by_dense_sums():
-    settings, noise, guide = CompositionSettings(0.5, 2.0, 0.5), gaussian(2, 3, 6, 10), gaussian(2, 3, 6, 10, seed=1)
+    settings, noise, guide = (
+        CompositionSettings(strength=0.5, cutoff=2.0, low=0.5),
+        gaussian(2, 3, 6, 10),
+        gaussian(2, 3, 6, 10, seed=1),
+    )
     after = composition.compose_noise(settings, noise, guide)
     band = waves(6, 10, 0.5, 2.0, (6, 10))
 
     def follow(one):
         pairs = [
-            torch.stack([torch.einsum("chw,khw->ck", part[n], band).flatten() for part in (one, guide)]) for n in (0, 1)
+            torch.stack(
+                [torch.einsum("chw,khw->ck", part[n], band).flatten() for part in (one, guide)]
+            )
+            for n in (0, 1)
         ]
         return sum(float(torch.corrcoef(pair)[0, 1]) for pair in pairs) / 2
 
     lines = composition.describe_composition(settings, noise, after, guide, "an image")
-    assert f"Band of 0.5 to 2 cycles per side: {3 * len(band)} of 180 numbers, strength 0.5." in lines
+    assert (
+        f"Band of 0.5 to 2 cycles per side: {3 * len(band)} of 180 numbers, strength 0.5." in lines
+    )
     assert f"in the band: {follow(noise):+.3f} before, {follow(after):+.3f} after." in lines
     assert f"{float(noise[0].norm()):.4f} before, {float(after[0].norm()):.4f} after" in lines
     assert f"deviation {float(noise.std()):.4f} before, {float(after.std()):.4f} after" in lines
@@ -91,7 +112,10 @@ def test_the_average_of_few_steps_leaves_its_start(steps):
             parameter.copy_(torch.tensor([10.0 * step, -4.0 / step]))
         average.update(step)
         decay = (1 + step) / (10 + step)
-        wanted = [decay * old + (1 - decay) * float(new) for old, new in zip(wanted, parameter.detach(), strict=True)]
+        wanted = [
+            decay * old + (1 - decay) * float(new)
+            for old, new in zip(wanted, parameter.detach(), strict=True)
+        ]
     torch.testing.assert_close(average.values["a"], torch.tensor(wanted))
 
 
@@ -130,9 +154,14 @@ class Half:
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("weighting", ["plain", "epsilon", "min_snr"])
 def test_validation_by_its_definition(weighted, weighting):
-    """The mean over images and noise levels of the (weighted) squared error, with what training heeds: the mask."""
+    """The mean over images and noise levels of the (weighted) squared error, with what training
+    heeds: the mask.
+    """
     latents = [gaussian(1, 2, 3, 5, seed=seed).float() for seed in range(3)]
-    weights = [torch.rand(1, 1, 3, 5, generator=torch.Generator().manual_seed(9 + seed)) for seed in range(3)]
+    weights = [
+        torch.rand(1, 1, 3, 5, generator=torch.Generator().manual_seed(9 + seed))
+        for seed in range(3)
+    ]
     session, total = Half(latents), 0.0
     for row in (2, 0):
         noise = torch.randn(5, 2, 3, 5, generator=torch.Generator().manual_seed(11 + row))

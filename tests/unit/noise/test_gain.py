@@ -25,10 +25,13 @@ def seen(part: torch.Tensor, weights=None) -> object:
 
 
 @pytest.mark.parametrize(
-    ("batch", "trials", "tolerance"), [(2, 400, 0.13), (4, 200, 0.12), (16, 40, 0.12), (64, 8, 0.1), (128, 3, 0.09)]
+    ("batch", "trials", "tolerance"),
+    [(2, 400, 0.13), (4, 200, 0.12), (16, 40, 0.12), (64, 8, 0.1), (128, 3, 0.09)],
 )
 def test_assignment_gains_what_m_b_predicts(batch, trials, tolerance):
-    """Squared L2 shrinks by 2 s m_B / (sqrt(D) (1 + s^2)) for white images, on average over draws."""
+    """Squared L2 shrinks by 2 s m_B / (sqrt(D) (1 + s^2)) for white images, on average over
+    draws.
+    """
     size = 1024
     total = 0.0
     for trial in range(trials):
@@ -55,7 +58,9 @@ def assigned():
 def test_m_128_at_the_size_of_sd(assigned):
     data, noise, paired = assigned
     shrunk = 1 - (data - paired).square().sum() / (data - noise).square().sum()
-    assert float(shrunk) * 2 * math.sqrt(16384) / 2 == pytest.approx(2.433, abs=0.12)  # four times its deviation
+    assert float(shrunk) * 2 * math.sqrt(16384) / 2 == pytest.approx(
+        2.433, abs=0.12
+    )  # four times its deviation
 
 
 def test_all_noise_together_is_as_gaussian_as_it_was_drawn(assigned):
@@ -65,7 +70,9 @@ def test_all_noise_together_is_as_gaussian_as_it_was_drawn(assigned):
     count = len(values)
     assert abs(float(values.mean())) < 4 / math.sqrt(count)
     assert float(values.var()) == pytest.approx(1, abs=4 * math.sqrt(2 / count))
-    assert stats.kurtosis(values.numpy(), fisher=False) == pytest.approx(3, abs=4 * math.sqrt(24 / count))
+    assert stats.kurtosis(values.numpy(), fisher=False) == pytest.approx(
+        3, abs=4 * math.sqrt(24 / count)
+    )
     length = paired.double().square().sum(dim=1).sort().values
     assert torch.equal(length, noise.double().square().sum(dim=1).sort().values)
 
@@ -76,20 +83,29 @@ def test_each_image_lies_m_b_along_its_own_noise(assigned):
     assert float((unit * paired).sum(dim=1).mean()) == pytest.approx(2.433, abs=0.12)
 
 
-@pytest.mark.parametrize(("batch", "size", "percent"), [(128, 3072, 2.19), (1024, 3072, 2.81), (256, 3072, 2.41)])
+@pytest.mark.parametrize(
+    ("batch", "size", "percent"), [(128, 3072, 2.19), (1024, 3072, 2.81), (256, 3072, 2.41)]
+)
 def test_the_prediction_is_that_of_the_formula(batch, size, percent):
     data = gaussian(64, size, 3).repeat(40, 1)
     assert gain.predict_assignment(Bucket(data), batch) == pytest.approx(percent, abs=0.02)
 
 
-@pytest.mark.parametrize(("k", "size", "percent"), [(8, 3072, 1.57), (4, 3072, 1.14), (64, 4096, 2.24)])
+@pytest.mark.parametrize(
+    ("k", "size", "percent"), [(8, 3072, 1.57), (4, 3072, 1.14), (64, 4096, 2.24)]
+)
 def test_the_gain_of_nearest_is_that_of_the_formula(k, size, percent):
-    """m_k sqrt(2 + 4 s^2) / (2 sqrt(D) (1 + s^2)) with s = 1; the paper measures 1.58, 1.10 and 2.32 %."""
+    """m_k sqrt(2 + 4 s^2) / (2 sqrt(D) (1 + s^2)) with s = 1; the paper measures 1.58, 1.10 and
+    2.32 %.
+    """
     data = gaussian(16, size, 3)
     data = data / data.square().mean().sqrt()
     formula = 50 * nearest.largest_of_normals(k) * math.sqrt(6) / (2 * math.sqrt(size))
     assert formula == pytest.approx(percent, abs=0.01)
-    measured = [gain.measure_nearest(Bucket(data), k, torch.Generator().manual_seed(seed)) for seed in range(8)]
+    measured = [
+        gain.measure_nearest(Bucket(data), k, torch.Generator().manual_seed(seed))
+        for seed in range(8)
+    ]
     assert sum(measured) / 8 == pytest.approx(percent, abs=0.3)
 
 
@@ -110,7 +126,7 @@ def test_distances_with_weights():
 
 def preview_of(parts: list[torch.Tensor], batch_size: int, pool_size: int, k: float = 4.0):
     buckets = gain.make_buckets([seen(part) for part in parts])
-    plan = gain.GainPlan(batch_size, pool_size, k)
+    plan = gain.GainPlan(batch_size=batch_size, pool_size=pool_size, k=k)
     generator = torch.Generator().manual_seed(0)
     gains = {size: gain.estimate_assignment(buckets, size, generator) for size in plan.sizes}
     return buckets, gain.GainEstimate(plan, gains, gain.estimate_nearest(buckets, k, generator))
@@ -126,7 +142,10 @@ def test_the_preview_measures_what_theory_says():
 
 
 def test_the_preview_of_several_sizes():
-    parts = [gaussian(4, 4 * 64, 1).reshape(4, 4, 8, 8), gaussian(2, 4 * 96, 2).reshape(2, 4, 8, 12)]
+    parts = [
+        gaussian(4, 4 * 64, 1).reshape(4, 4, 8, 8),
+        gaussian(2, 4 * 96, 2).reshape(2, 4, 8, 12),
+    ]
     buckets, result = preview_of([*parts, parts[0] + 1], 2, 8, 2.5)
     assert [len(bucket.data) for bucket in buckets] == [8, 2]
     assert "10 images of 2 size(s)" in gain.describe_gain(buckets, result)

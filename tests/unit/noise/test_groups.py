@@ -22,7 +22,9 @@ def test_within_groups_noise_stays_in_its_group_and_is_the_best_of_such():
     assert [LABELS[column] for column in found] == LABELS
     table = -(data @ noise.T).double().numpy()
     inside = [
-        order for order in itertools.permutations(range(7)) if all(LABELS[i] == LABELS[j] for i, j in enumerate(order))
+        order
+        for order in itertools.permutations(range(7))
+        if all(LABELS[i] == LABELS[j] for i, j in enumerate(order))
     ]
     least = min(table[np.arange(7), list(order)].sum() for order in inside)
     assert table[np.arange(7), found].sum() == pytest.approx(least, rel=1e-6)
@@ -34,7 +36,9 @@ def test_a_penalty_by_brute_force(penalty):
     table = dot_cost(data, noise).double().numpy()
     different = np.array([[one != other for other in LABELS] for one in LABELS])
     table = table + penalty * table.std() * different
-    least = min(table[np.arange(7), list(order)].sum() for order in itertools.permutations(range(7)))
+    least = min(
+        table[np.arange(7), list(order)].sum() for order in itertools.permutations(range(7))
+    )
     found = assign(data, noise, groups=Groups(LABELS, penalty)).permutation.numpy()
     assert table[np.arange(7), found].sum() == pytest.approx(least, abs=1e-5)
 
@@ -57,7 +61,9 @@ def test_equal_images_of_different_groups_do_not_trade():
 
 def test_one_image_a_group_has_nothing_to_gain():
     data, noise = batch()
-    assert assign(data, noise, groups=Groups(list("abcdefg"))).permutation.tolist() == list(range(7))
+    assert assign(data, noise, groups=Groups(list("abcdefg"))).permutation.tolist() == list(
+        range(7)
+    )
 
 
 def test_grouping_options():

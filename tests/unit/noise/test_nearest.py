@@ -1,4 +1,6 @@
-"""The nearest of k noise samples: exact properties, and the law of the closed forms against the official one."""
+"""The nearest of k noise samples: exact properties, and the law of the closed forms against the
+official one.
+"""
 
 import itertools
 import math
@@ -40,7 +42,11 @@ def test_more_candidates_never_take_a_nearer_one_away(form):
 
     def apart(k):
         moved = made(form, data, noise, k)
-        return (moved - data).norm(dim=1) if form == NearestForm.CLOSED_FORM else -(moved * data).sum(dim=1)
+        return (
+            (moved - data).norm(dim=1)
+            if form == NearestForm.CLOSED_FORM
+            else -(moved * data).sum(dim=1)
+        )
 
     distances = [apart(k) for k in (1, 2, 3, 5, 8, 40)]
     for fewer, more in itertools.pairwise(distances):
@@ -60,7 +66,9 @@ def test_official_takes_the_least_distance():
 def test_official_of_seeds_is_the_nearest_of_all_candidates(monkeypatch, numbers):
     monkeypatch.setattr(nearest, "_DRAWN_AT_ONCE", numbers * D)
     data, noise, seeds = gaussian(12, 0), gaussian(12, 1), torch.arange(12) * 2**40 - 5
-    drawn = [torch.randn(2, D, generator=torch.Generator().manual_seed(seed)) for seed in seeds.tolist()]
+    drawn = [
+        torch.randn(2, D, generator=torch.Generator().manual_seed(seed)) for seed in seeds.tolist()
+    ]
     drawn = torch.cat([noise[None], torch.stack(drawn, dim=1)])
     assert torch.equal(nearest.official_drawn(data, noise, 1, seeds), noise)
     found = nearest.official_drawn(data, noise, 3, seeds)
@@ -77,7 +85,9 @@ def test_official_of_seeds_on_a_gpu_is_the_nearest_of_the_kernels_candidates(mon
         device = torch.device("cuda")
 
     data, noise, seeds = gaussian(12, 0), gaussian(12, 1), torch.arange(12)
-    monkeypatch.setattr(nearest, "nearest_drawn", lambda rows, *rest: nearest_drawn(torch.Tensor(rows), *rest))
+    monkeypatch.setattr(
+        nearest, "nearest_drawn", lambda rows, *rest: nearest_drawn(torch.Tensor(rows), *rest)
+    )
     drawn = torch.cat([noise[None], candidates(seeds, 0, 2, D).transpose(0, 1)])
     chosen = (drawn.double() - data.double()).norm(dim=2).argmin(dim=0)
     found = nearest.official_drawn(data.as_subclass(OnGpu), noise, 3, seeds)
@@ -105,7 +115,9 @@ def test_each_image_depends_on_itself_alone(form):
     together = made(form, data, noise, 8)
     streams = nearest.random_streams(7, [4])
     make = nearest.closed_form if form == NearestForm.CLOSED_FORM else nearest.dot_form
-    torch.testing.assert_close(make(data[4:5], noise[4:5], 8, streams)[0], together[4], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        make(data[4:5], noise[4:5], 8, streams)[0], together[4], rtol=1e-5, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("form", [NearestForm.CLOSED_FORM, NearestForm.DOT_PRODUCT])
@@ -128,14 +140,18 @@ def test_the_global_generators_stay():
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize(("k", "expected"), [(1, 0.0), (4, 1.029), (8, 1.424), (16, 1.766), (64, 2.344)])
+@pytest.mark.parametrize(
+    ("k", "expected"), [(1, 0.0), (4, 1.029), (8, 1.424), (16, 1.766), (64, 2.344)]
+)
 def test_the_mean_of_the_largest_of_k(k, expected):
     assert nearest.largest_of_normals(k) == pytest.approx(expected, abs=6e-4)
 
 
 @pytest.mark.parametrize("k", [2.5, 4.0])
 def test_dot_form_draws_the_largest_of_k_also_for_fractions(k):
-    """One coordinate has the law with distribution function Phi^k, and the others are as they were."""
+    """One coordinate has the law with distribution function Phi^k, and the others are as they
+    were.
+    """
     data = gaussian(1, 0, 16).repeat(1500, 1)
     noise = gaussian(1500, 1, 16)
     moved = made(NearestForm.DOT_PRODUCT, data, noise, k)
@@ -148,7 +164,9 @@ def test_dot_form_draws_the_largest_of_k_also_for_fractions(k):
 
 @pytest.fixture(scope="module", params=[4, 16])
 def laws(request):
-    """Coordinate along the image, squared length and distance of 800 noise samples, closed and official, for one k."""
+    """Coordinate along the image, squared length and distance of 800 noise samples, closed and
+    official, for one k.
+    """
     k, count, size = request.param, 800, 128
     image = gaussian(1, 5, size)
     data = image.expand(count, size)
@@ -162,7 +180,14 @@ def laws(request):
     def measures(noise):
         return noise @ unit, noise.square().sum(dim=1), (noise - image).norm(dim=1)
 
-    return k, measures(closed), measures(official), measures(half), float(image.square().mean().sqrt()), size
+    return (
+        k,
+        measures(closed),
+        measures(official),
+        measures(half),
+        float(image.square().mean().sqrt()),
+        size,
+    )
 
 
 @pytest.mark.parametrize("measure", range(3), ids=["along the image", "squared length", "distance"])
@@ -173,22 +198,31 @@ def test_the_closed_form_has_the_law_of_the_official_one(laws, measure):
 
 
 def test_the_means_that_are_known(laws):
-    """E<x, z>/|x| = 2 s m_k / sqrt(2 + 4 s^2), E|z|^2 / D - 1 = -2 m_k / sqrt((2 + 4 s^2) D), for large D."""
+    """E<x, z>/|x| = 2 s m_k / sqrt(2 + 4 s^2), E|z|^2 / D - 1 = -2 m_k / sqrt((2 + 4 s^2) D), for
+    large D.
+    """
     k, (along, length, _), _, _, s, size = laws
     largest, root = nearest.largest_of_normals(k), math.sqrt(2 + 4 * s * s)
     assert float(along.mean()) == pytest.approx(2 * s * largest / root, abs=0.15)
-    assert float(length.mean()) / size - 1 == pytest.approx(-2 * largest / (root * math.sqrt(size)), abs=0.03)
+    assert float(length.mean()) / size - 1 == pytest.approx(
+        -2 * largest / (root * math.sqrt(size)), abs=0.03
+    )
 
 
 def test_closed_form_at_three_dimensions_has_the_official_law():
-    """Across the image lie D - 1 = 2 degrees of freedom: with 3 the squared length would be half as large again."""
+    """Across the image lie D - 1 = 2 degrees of freedom: with 3 the squared length would be half as
+    large again.
+    """
     count, k, size = 4000, 6, 3
     data = 0.8 * gaussian(1, 5, size).expand(count, size)
     closed = made(NearestForm.CLOSED_FORM, data, gaussian(count, 6, size), k)
     candidates = gaussian(k * count, 8, size).reshape(k, count, size)
     nearest_one = (data[None] - candidates).norm(dim=2).argmin(dim=0)
     official = candidates[nearest_one, torch.arange(count)]
-    for measure in (lambda noise: noise.square().sum(dim=1), lambda noise: (noise - data).norm(dim=1)):
+    for measure in (
+        lambda noise: noise.square().sum(dim=1),
+        lambda noise: (noise - data).norm(dim=1),
+    ):
         assert stats.ks_2samp(measure(closed).numpy(), measure(official).numpy()).pvalue > 0.01
 
 

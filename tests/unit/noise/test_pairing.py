@@ -29,19 +29,31 @@ class Stream:
         self.drawn_numbers.append(list(numbers))
         rows = [torch.Generator().manual_seed(1000 + number) for number in numbers]
         return [
-            torch.stack([torch.randn(part.shape[1:], generator=generator) for generator in rows]).to(part.dtype)
+            torch.stack(
+                [torch.randn(part.shape[1:], generator=generator) for generator in rows]
+            ).to(part.dtype)
             for part in self.parts
         ]
 
     def pair(self, **choices):
         self.drawn = self.draw(self.numbers)
-        return pair(PairingSettings(**choices), self, self.drawn, DrawnNoise(self.numbers, self.draw), seed=3)
+        return pair(
+            PairingSettings(**choices),
+            self,
+            self.drawn,
+            DrawnNoise(self.numbers, self.draw),
+            seed=3,
+        )
 
 
 def stream(numbers=range(5), dtype=torch.float32, parts=1, **given) -> Stream:
     generator = torch.Generator().manual_seed(0)
     shapes = [SHAPE, (5, 2, 30)][:parts]
-    return Stream([torch.randn(shape, generator=generator).to(dtype) for shape in shapes], list(numbers), **given)
+    return Stream(
+        [torch.randn(shape, generator=generator).to(dtype) for shape in shapes],
+        list(numbers),
+        **given,
+    )
 
 
 def empty_stream() -> Stream:
@@ -90,7 +102,10 @@ def test_pool_draws_whole_turns_after_the_batch():
 
 
 def test_pool_of_the_batch_is_assign():
-    assert stream().pair(pairing="pool", pool_size=1).numbers == stream().pair(pairing="assign").numbers
+    assert (
+        stream().pair(pairing="pool", pool_size=1).numbers
+        == stream().pair(pairing="assign").numbers
+    )
 
 
 def test_turns_of_a_pool_serve_each_noise_once():
@@ -165,12 +180,28 @@ def test_the_report_names_distances_gain_solver_and_time():
 @pytest.mark.parametrize(
     ("one", "choices", "sentence"),
     [
-        (Stream([torch.randn(1, 4, 8, 8)], [0]), {"pairing": "assign"}, "there is one image.* Nearest works"),
-        (Stream([torch.zeros(SHAPE)], list(range(5)), blank=torch.ones(5, dtype=bool)), {"pairing": "assign"}, "empty"),
+        (
+            Stream([torch.randn(1, 4, 8, 8)], [0]),
+            {"pairing": "assign"},
+            "there is one image.* Nearest works",
+        ),
+        (
+            Stream([torch.zeros(SHAPE)], list(range(5)), blank=torch.ones(5, dtype=bool)),
+            {"pairing": "assign"},
+            "empty",
+        ),
         (empty_stream(), {"pairing": "assign"}, "empty"),
         (empty_stream(), {"pairing": "nearest"}, "empty"),
-        (Stream([torch.randn(1, 4, 8, 8).repeat(5, 1, 1, 1)], list(range(5))), {"pairing": "pool"}, "the same"),
-        (stream(), {"pairing": "assign", "grouping": "within_groups", "labels": "a\nb\nc\nd\ne"}, "already the best"),
+        (
+            Stream([torch.randn(1, 4, 8, 8).repeat(5, 1, 1, 1)], list(range(5))),
+            {"pairing": "pool"},
+            "the same",
+        ),
+        (
+            stream(),
+            {"pairing": "assign", "grouping": "within_groups", "labels": "a\nb\nc\nd\ne"},
+            "already the best",
+        ),
         (stream(), {"pairing": "nearest", "k": 64}, "weaker"),
         (stream(), {"pairing": "nearest", "k": 4}, "Standard deviation of the noise"),
     ],

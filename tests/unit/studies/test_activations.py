@@ -1,4 +1,6 @@
-"""The study of the activations family: its scores against the pack's own, and its answers on made-up measurements."""
+"""The study of the activations family: its scores against the pack's own, and its answers on
+made-up measurements.
+"""
 
 import functools
 import json
@@ -7,7 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from studies.activations import claims, labeled_faces, measure, new_images, scores, steering_scan, words
+from studies.activations import (
+    claims,
+    labeled_faces,
+    measure,
+    new_images,
+    scores,
+    steering_scan,
+    words,
+)
 from studies.common import host, results
 
 
@@ -31,7 +41,9 @@ def test_hits_are_those_of_the_packs_correspondence(faces):
     nearest = host.pack("nodes.activations.correspondence").nearest_points
     expected = []
     for source, target in labeled_faces.pairs(3):
-        place, _ = nearest(feature[source], feature[target], (faces.points[source] + 0.5) / 2 - 0.5, 64)
+        place, _ = nearest(
+            feature[source], feature[target], (faces.points[source] + 0.5) / 2 - 0.5, 64
+        )
         distance = ((place + 0.5) * 2 - 0.5 - faces.points[target]).norm(dim=1)
         expected.append(distance <= 0.1 * faces.heights[target])
     assert torch.equal(scores.hits(feature, faces), torch.stack(expected))
@@ -74,7 +86,9 @@ def found():
         for part in parts
     ]
     rng, made = np.random.default_rng(0), measure.Found(ids=ids)
-    made.filters = {"general rule": {id_ for id_ in ids if id_.startswith("up-level1") and id_.endswith("-out")}}
+    made.filters = {
+        "general rule": {id_ for id_ in ids if id_.startswith("up-level1") and id_.endswith("-out")}
+    }
     made.sets = {"ours by analogy": ("a",), "legacy": ("b",)}
     for number, id_ in enumerate(ids):
         late = id_.startswith("up-level2") or id_.startswith("up-level1-repeat2")
@@ -83,7 +97,9 @@ def found():
         made.quality[id_] = Quality(noise, number / len(ids), 0.5 if "self" in id_ else 0.0)
         made.miou[id_] = 0.4 if id_ in made.filters["general rule"] else 0.2
         made.hits.setdefault(measure.RECIPE, {})[id_] = rng.random((20, 4)) < made.miou[id_] * 2
-    made.set_hits = {measure.RECIPE: {"ours by analogy": np.ones((20, 4)), "legacy": np.zeros((20, 4))}}
+    made.set_hits = {
+        measure.RECIPE: {"ours by analogy": np.ones((20, 4)), "legacy": np.zeros((20, 4))}
+    }
     made.set_miou = {"ours by analogy": np.array([0.5, 0.6]), "legacy": np.array([0.3, 0.4])}
     made.guess = np.zeros((20, 4))
     return made
@@ -116,11 +132,14 @@ def test_a_world_as_in_the_paper_answers_yes(found, monkeypatch):
 def test_the_table_has_a_line_an_activation(found, tmp_path):
     measure.write_table(found, tmp_path / "table.csv")
     lines = (tmp_path / "table.csv").read_text("utf-8").splitlines()
-    assert lines[0] == "id,pck_t50,miou,noise,granularity,locality,general_rule" and len(lines) == 1 + len(found.ids)
+    assert lines[0] == "id,pck_t50,miou,noise,granularity,locality,general_rule" and len(
+        lines
+    ) == 1 + len(found.ids)
 
 
 TRAITS = {
-    "skin": "pale", "hair": "bob", "hair_color": "black", "facial_hair": "none", "accessory": "none",
+    "skin": "pale", "hair": "bob", "hair_color": "black", "facial_hair": "none",
+    "accessory": "none",
     "clothing": "hoodie", "clothing_color": "red", "mouth": "sad",
 }  # fmt: skip
 RED_BOB = "portrait, pale skin, red bob, shaven, no glasses, red hoodie, sad"
@@ -133,6 +152,7 @@ class Recorded(words.Edited):
 
     def __init__(self):
         self.sampled = []
+        self.inverted = []
 
     def names(self, images):
         return [dict(TRAITS) for _ in images]
@@ -149,6 +169,10 @@ class Recorded(words.Edited):
     def edit(self, text, prompt, start):
         return text, prompt, start
 
+    def own_noise(self, positive, latent, *, seed, denoise, corrections):
+        self.inverted.append((positive, seed, denoise, corrections))
+        return latent
+
     def images(self, model, positive, latent, seeds, cfg, denoise):
         self.sampled.append((model, positive, tuple(seeds), cfg, denoise))
         return latent
@@ -159,13 +183,17 @@ def test_a_row_of_an_existing_image_has_every_method_at_its_setting():
     row = words.existing_row(edited, torch.rand(1, 8, 8, 3), number=3)
     reached = {"hair_color": 0.0, "clothing_color": 0.0, "skin": 0.0, "accessory": 0.0}
     assert {key.partition("/")[0]: value[0] for key, value in row.items()} == reached
-    assert len(row) == 4 * len(words.EXISTING) and all(value[1:] == [1, 0] for value in row.values())
+    assert len(row) == 4 * len(words.EXISTING) and all(
+        value[1:] == [1, 0] for value in row.values()
+    )
     plain, seeds = RED_BOB.replace("red bob", "black bob"), (words.SEED + 3,)
     assert edited.sampled[:3] == [
         ("model", RED_BOB, seeds, 3.0, 0.6),
         (("black bob -> red bob: 2.0", plain, 0.0), plain, seeds, 3.0, 0.6),
         (("black bob -> red bob: 2.0", "", 0.0), plain, seeds, 3.0, 0.6),
     ]
+    own = {(0.6, corrections) for corrections in words.OWN_NOISE.values()}
+    assert set(edited.inverted) == {(plain, *seeds, *start) for start in own}
 
 
 def test_what_an_image_has_already_is_not_requested():
@@ -177,7 +205,9 @@ def test_what_an_image_has_already_is_not_requested():
 def test_captions_of_new_images_differ_in_what_is_requested_alone():
     for seed in (*new_images.REPORTED, *new_images.CHOSEN_ON):
         scene = new_images.scene_of(seed)
-        for attributes in [(name,) for name in new_images.TARGETS] + list(new_images.SEVERAL.values()):
+        for attributes in [(name,) for name in new_images.TARGETS] + list(
+            new_images.SEVERAL.values()
+        ):
             before, after, wanted = new_images.texts(scene, attributes)
             parts = before.split(", ")
             if wanted.get("accessory") == "sunglasses":  # nobody sees the eyes
@@ -200,10 +230,15 @@ class Listed(new_images.NewImages):
         return attributes, method
 
     def read(self, attributes, found):
-        return np.array([[len(attributes), method_number(found[1]), seed + 1] for seed in self._seeds], float)
+        return np.array(
+            [[len(attributes), method_number(found[1]), seed + 1] for seed in self._seeds], float
+        )
 
     def in_area(self, attribute):
-        return {name: [[1.0] * len(self._seeds), [0.5] * len(self._seeds)] for name in ("in the area", "everywhere")}
+        return {
+            name: [[1.0] * len(self._seeds), [0.5] * len(self._seeds)]
+            for name in ("in the area", "everywhere")
+        }
 
 
 def method_number(method):
@@ -218,12 +253,21 @@ def test_rows_of_new_images_come_seed_by_seed_and_are_taken_together(monkeypatch
     kept = list(json.loads((tmp_path / "listed_rows.json").read_text("utf-8"))["rows"])
     assert kept == [f"caption {one}, seeds ({seed},)" for seed in (0, 1) for one in (700, 701)]
     assert len(rows) == 2 and rows[0]["skin/prompt"] == [[[1, 0, 1]], [[1, 0, 2]]]
-    assert rows[0]["three/prompt"] == [[[3, 0, 1]]]  # several at once, and the other methods: the first seeds alone
-    assert all(len(rows[1][f"skin/{name}"]) == 1 + (name in new_images.MAIN) for name in new_images.METHODS)
+    assert rows[0]["three/prompt"] == [
+        [[3, 0, 1]]
+    ]  # several at once, and the other methods: the first seeds alone
+    assert all(
+        len(rows[1][f"skin/{name}"]) == 1 + (name in new_images.MAIN) for name in new_images.METHODS
+    )
     numbers = new_images.summary(rows, {"all": list(new_images.TARGETS)}, new_images.METHODS)
-    assert numbers["all: chosen edit"]["value"] == 1 and numbers["all: chosen edit, pixels changed"]["value"] == 1.5
+    assert (
+        numbers["all: chosen edit"]["value"] == 1
+        and numbers["all: chosen edit, pixels changed"]["value"] == 1.5
+    )
     other = numbers["all: edit 2 from 25 % minus prompt, other attributes changed"]
-    assert other["value"] == method_number(new_images.METHODS["edit 2 from 25 %"]) and other["n"] == 2
+    assert (
+        other["value"] == method_number(new_images.METHODS["edit 2 from 25 %"]) and other["n"] == 2
+    )
     # What only the first seeds have is compared with the prompt of these seeds.
     assert numbers["all: prompt at CFG 6, pixels changed"]["value"] == 1
     for name in ("prompt at CFG 6", "chosen edit"):
@@ -235,13 +279,16 @@ def test_silent_captions_lack_the_attribute_alone():
         scene = new_images.scene_of(number)
         for attribute, (value, other, _) in steering_scan.TARGETS.items():
             plain, one, two = (
-                steering_scan.caption(scene, attribute, each).split(", ") for each in (None, value, other)
+                steering_scan.caption(scene, attribute, each).split(", ")
+                for each in (None, value, other)
             )
             assert (
                 len(one) == len(two) == len(plain) + 1
                 and [a == b for a, b in zip(one, two, strict=True)].count(False) == 1
             )
-            assert [part for part in one if part in two] == plain and not any(part.endswith(" eyes") for part in one)
+            assert [part for part in one if part in two] == plain and not any(
+                part.endswith(" eyes") for part in one
+            )
 
 
 def test_the_best_of_the_scan_is_compared_with_its_rivals(monkeypatch, tmp_path):
@@ -252,14 +299,28 @@ def test_the_best_of_the_scan_is_compared_with_its_rivals(monkeypatch, tmp_path)
         names = [steering_scan.named(*one) for one in settings]
         names += [*steering_scan.RIVALS, steering_scan.RANDOM] if random else []
         # The strongest reaches as much as the best, and changes more; the rivals reach nothing.
-        reached = {steering_scan.named(*best): [1.0, 0.1, 0.2], "residual blocks, strength 2": [1.0, 0.5, 0.4]}
-        return {f"{name}/{one}": reached.get(one, [0.0, 0.0, 0.0]) for name in steering_scan.TARGETS for one in names}
+        reached = {
+            steering_scan.named(*best): [1.0, 0.1, 0.2],
+            "residual blocks, strength 2": [1.0, 0.5, 0.4],
+        }
+        return {
+            f"{name}/{one}": reached.get(one, [0.0, 0.0, 0.0])
+            for name in steering_scan.TARGETS
+            for one in names
+        }
 
     monkeypatch.setattr(steering_scan, "row", row)
     monkeypatch.setattr(steering_scan, "directions", lambda edited, attribute: {})
     monkeypatch.setattr(results, "KEPT", tmp_path)
     numbers = steering_scan.report(None, quick=False)
-    assert measured == [(900, 50, None), (901, 50, None), *((number, 0, best) for number in new_images.REPORTED)]
+    assert measured == [
+        (900, 50, None),
+        (901, 50, None),
+        *((number, 0, best) for number in new_images.REPORTED),
+    ]
     assert numbers["skin: best of the scan minus random direction"]["value"] == 1
     assert numbers["all: residual blocks, strength 2, other attributes changed"]["value"] == 0.5
-    assert numbers["scan: all transformers, strength 0.3"]["n"] == 2 and numbers["all: prompt"]["n"] == 10
+    assert (
+        numbers["scan: all transformers, strength 0.3"]["n"] == 2
+        and numbers["all: prompt"]["n"] == 10
+    )

@@ -1,4 +1,6 @@
-"""The kernels' benchmark at tiny sizes: its input fits, what people write gives the same, and its files are written."""
+"""The kernels' benchmark at tiny sizes: its input fits, what people write gives the same, and its
+files are written.
+"""
 
 import csv
 import json
@@ -55,7 +57,8 @@ def test_the_table_of_traffic_is_that_of_the_tiles():
     pytest.importorskip("triton")
     table = "\n".join(static.traffic_lines())
     assert table in static.README.read_text(encoding="utf-8")
-    # 256 x 256 in tiles of 128 x 128: each input is read twice, and 32 tables of partial sums are written and read.
+    # 256 x 256 in tiles of 128 x 128: each input is read twice, and 32 tables of partial sums are
+    # written and read.
     assert static.traffic()[1][2] == 4 * 2 * 256 * 16_384 * 2 + 65 * 4 * 256 * 256
 
 
@@ -70,13 +73,17 @@ def test_rows_of_methods_do_the_same():
 def test_rows_that_are_measured_again_leave_the_others(monkeypatch, tmp_path):
     monkeypatch.setattr(results, "RESULTS", tmp_path)
     monkeypatch.setattr(on_cpu, "_methods", lambda: iter(()))
-    monkeypatch.setattr(on_cpu, "cpu_cases", lambda quick: [cases.cost("tiny", 4, 40), cases.match("tiny", 9, 5)])
+    monkeypatch.setattr(
+        on_cpu, "cpu_cases", lambda quick: [cases.cost("tiny", 4, 40), cases.match("tiny", 9, 5)]
+    )
     written = []
     for arguments in (["--cpu"], ["--cpu", "--only", "best_match"]):
         command.main(arguments)
         written.append(json.loads((tmp_path / "bench_kernels.json").read_text())["numbers"])
     assert list(written[0]) == list(written[1])
-    assert {name.partition(",")[0] for name in written[0] if written[0][name] != written[1][name]} == {"best_match"}
+    assert {
+        name.partition(",")[0] for name in written[0] if written[0][name] != written[1][name]
+    } == {"best_match"}
 
 
 def test_rows_and_files_of_a_gpu(monkeypatch, tmp_path):
@@ -97,12 +104,25 @@ def test_rows_and_files_of_a_gpu(monkeypatch, tmp_path):
     dispatch = on_gpu.host.pack("kernels.dispatch")
     original = dispatch.function
     monkeypatch.setattr(
-        dispatch, "function", lambda backend, name: fails if backend == "triton" else original(backend, name)
+        dispatch,
+        "function",
+        lambda backend, name: fails if backend == "triton" else original(backend, name),
     )
     case = cases.cost("tiny", 64, 40)
-    rows = [{"gpu": "none"} | row for row in on_gpu.compared(case, "cpu", torch.float32, 1e9, 1e12, 3)]
-    assert [row["backend"] for row in rows] == ["eager", "triton", "torch.compile of eager", "product", "cdist"]
-    assert rows[0]["bytes"] == 2 * 64 * 40 * 4 + 64 * 64 * 4 and rows[0]["operations"] == 2 * 64 * 64 * 40
+    rows = [
+        {"gpu": "none"} | row for row in on_gpu.compared(case, "cpu", torch.float32, 1e9, 1e12, 3)
+    ]
+    assert [row["backend"] for row in rows] == [
+        "eager",
+        "triton",
+        "torch.compile of eager",
+        "product",
+        "cdist",
+    ]
+    assert (
+        rows[0]["bytes"] == 2 * 64 * 40 * 4 + 64 * 64 * 4
+        and rows[0]["operations"] == 2 * 64 * 64 * 40
+    )
     assert rows[0]["floor_ms"] == pytest.approx(1000 * rows[0]["bytes"] / 1e9)
     assert rows[2]["over_eager"] == 2 and math.isnan(rows[1]["ms"])
     assert rows[1]["check"] == "RuntimeError: no kernel image is available"
@@ -126,12 +146,18 @@ def test_a_kernel_is_checked_after_its_turns(monkeypatch):
         calls.append(0)
         return original(**arguments) + 0.1 * (len(calls) > 3)
 
-    monkeypatch.setattr(on_gpu, "milliseconds", lambda run, turns: [run() is None or 1.0 for _ in range(turns)])
+    monkeypatch.setattr(
+        on_gpu, "milliseconds", lambda run, turns: [run() is None or 1.0 for _ in range(turns)]
+    )
     monkeypatch.setattr(torch, "compile", lambda function: function)
     monkeypatch.setattr(torch.compiler, "reset", lambda: None)
     dispatch = on_gpu.host.pack("kernels.dispatch")
-    monkeypatch.setattr(dispatch, "function", lambda backend, name: spoiled if backend == "triton" else original)
-    measured = on_gpu.compared(cases.change("tiny", 6, 5, 2, dtype=torch.bfloat16), "cpu", torch.float32, 1e9, 1e12, 3)
+    monkeypatch.setattr(
+        dispatch, "function", lambda backend, name: spoiled if backend == "triton" else original
+    )
+    measured = on_gpu.compared(
+        cases.change("tiny", 6, 5, 2, dtype=torch.bfloat16), "cpu", torch.float32, 1e9, 1e12, 3
+    )
     (row,) = [row for row in measured if row["backend"] == "triton"]
     assert row["check"].startswith("it errs by") and len(calls) == 4
     machine = {"gpu": "A GPU", "torch": "2", "triton": "3", "bandwidth_gb_s": 1.0}
@@ -149,6 +175,10 @@ def test_the_rate_of_float32_is_that_of_three_products(monkeypatch):
     monkeypatch.setattr(torch, "randn", lambda *shape, device, dtype: randn(*shape, dtype=dtype))
     for tf32, rate in ((1.0, 2e6 / 3), (5.0, 2e5)):
         taken = {"highest": 10.0, "high": tf32}
-        monkeypatch.setattr(on_gpu, "milliseconds", lambda _, turns, t=taken: [t[torch.get_float32_matmul_precision()]])
+        monkeypatch.setattr(
+            on_gpu,
+            "milliseconds",
+            lambda _, turns, t=taken: [t[torch.get_float32_matmul_precision()]],
+        )
         assert on_gpu._matrix_rate(torch.float32) == pytest.approx(rate)
         assert torch.get_float32_matmul_precision() == "highest"

@@ -44,14 +44,18 @@ def test_the_learning_rate_warms_up_and_falls():
 
 def test_muon_moves_matrices_and_convolutions_by_orthogonal_steps():
     generator = torch.Generator().manual_seed(0)
-    matrix, convolution = (torch.nn.Parameter(torch.zeros(shape)) for shape in ((4, 9), (4, 3, 2, 2)))
+    matrix, convolution = (
+        torch.nn.Parameter(torch.zeros(shape)) for shape in ((4, 9), (4, 3, 2, 2))
+    )
     optimizer = training.Muon([matrix, convolution], lr=0.1, momentum=0.9)
     for value in (matrix, convolution):
         value.grad = torch.randn(value.shape, generator=generator)
     optimizer.step()
     for value in (matrix, convolution):
         left, _, right = torch.linalg.svd(value.grad.flatten(1).double(), full_matrices=False)
-        direction = torch.nn.functional.cosine_similarity(value.flatten(), -(left @ right).flatten().float(), dim=0)
+        direction = torch.nn.functional.cosine_similarity(
+            value.flatten(), -(left @ right).flatten().float(), dim=0
+        )
         assert direction > 0.95, "the first step goes along the gradient's orthogonal part"
         sizes = torch.linalg.svdvals(value.detach().flatten(1))
         assert (sizes > 0.05).all() and (sizes < 0.13).all()
@@ -60,12 +64,19 @@ def test_muon_moves_matrices_and_convolutions_by_orthogonal_steps():
 def test_fraction_has_wilsons_interval():
     number = results.fraction(np.array([True] * 8 + [False] * 2), "hits")
     # Wilson's interval of 8 in 10, as statsmodels gives it
-    assert (number["low"], number["high"]) == (pytest.approx(0.4902, abs=1e-3), pytest.approx(0.9433, abs=1e-3))
+    assert (number["low"], number["high"]) == (
+        pytest.approx(0.4902, abs=1e-3),
+        pytest.approx(0.9433, abs=1e-3),
+    )
 
 
 @pytest.mark.parametrize(
     ("hits", "given"),
-    [([True, False, True, True], False), ([True, False, True, True, False], True), ([True] * 5, True)],
+    [
+        ([True, False, True, True], False),
+        ([True, False, True, True, False], True),
+        ([True] * 5, True),
+    ],
 )
 def test_an_interval_needs_five_units(hits, given):
     number = results.fraction(np.array(hits), "hits")
@@ -74,7 +85,12 @@ def test_an_interval_needs_five_units(hits, given):
 
 def test_equal_rows_and_single_numbers_have_no_interval():
     assert "low" not in results.bootstrap(np.ones(24), "equal", "x")
-    assert results.number(3, 1, "pieces", "counted") == {"value": 3, "n": 1, "unit": "pieces", "what": "counted"}
+    assert results.number(3, 1, "pieces", "counted") == {
+        "value": 3,
+        "n": 1,
+        "unit": "pieces",
+        "what": "counted",
+    }
 
 
 @pytest.mark.parametrize("path", sorted(results.RESULTS.glob("*.json")), ids=lambda path: path.stem)
@@ -93,7 +109,10 @@ def test_a_stopped_study_goes_on_after_its_rows(tmp_path, monkeypatch):
 
     def measured(settings, units):
         rows = results.Rows("some", settings)
-        return rows, [rows.row(unit, lambda unit=unit: made.append(unit) or {"value": [len(made)]}) for unit in units]
+        return rows, [
+            rows.row(unit, lambda unit=unit: made.append(unit) or {"value": [len(made)]})
+            for unit in units
+        ]
 
     measured({"steps": 2}, "ab")
     rows, found = measured({"steps": 2}, "abc")
@@ -133,7 +152,9 @@ def test_frechet_distance_where_covariances_do_not_commute_or_are_singular():
     a, b = np.array([[2.0, 1.0], [0.0, 0.0]]), np.array([[1.0, 0.0], [3.0, 1.0]])
     rng = np.random.default_rng(1)
     a, b = rng.normal(size=(50, 2)) @ a, rng.normal(size=(50, 2)) @ b
-    root = np.linalg.eigvals(np.cov(a.T) @ np.cov(b.T)).real.clip(0) ** 0.5  # float64, trace of the root of a product
+    root = (
+        np.linalg.eigvals(np.cov(a.T) @ np.cov(b.T)).real.clip(0) ** 0.5
+    )  # float64, trace of the root of a product
     shift = a.mean(0) - b.mean(0)
     exact = shift @ shift + np.trace(np.cov(a.T) + np.cov(b.T)) - 2 * root.sum()
     assert similarity.frechet(a, b) == pytest.approx(exact, rel=1e-6)
@@ -143,4 +164,6 @@ def test_the_memorization_score_knows_the_same_from_the_different():
     generator = torch.Generator().manual_seed(0)
     different = torch.randn(4, 8, 16, 16, generator=generator)
     same = different[:1] + 0.01 * different
-    assert similarity.memorization_score(same) > 0.95 > 0.5 > similarity.memorization_score(different)
+    assert (
+        similarity.memorization_score(same) > 0.95 > 0.5 > similarity.memorization_score(different)
+    )

@@ -27,7 +27,11 @@ def beside():
     return 1
 '''
 FACES = "def face(top):\n    return top + 1\n\ndef other():\n    return 2\n"
-FILES = {"studies/a/one.py": STUDY, "studies/a/faces.py": FACES, "studies/a/limits.py": "TOP: int = 4\n"}
+FILES = {
+    "studies/a/one.py": STUDY,
+    "studies/a/faces.py": FACES,
+    "studies/a/limits.py": "TOP: int = 4\n",
+}
 
 
 def hashed(**changed) -> str:
@@ -81,7 +85,9 @@ def test_a_committed_result_is_of_the_assets_that_ship(path):
     result = json.loads(path.read_text("utf-8"))
     for name, digest in result["assets"].items():
         folder = results.host.ROOT / ("" if name == "kernels" else "assets")
-        assert digest == results.assets_hash(folder / name), f"{name} is newer: run `{result['command']}` again"
+        assert digest == results.assets_hash(folder / name), (
+            f"{name} is newer: run `{result['command']}` again"
+        )
     assert result["assets"] or result["sources"]["files"]
 
 
@@ -90,7 +96,8 @@ def test_a_committed_result_names_its_studys_code(path):
     result = json.loads(path.read_text("utf-8"))
     where = freshness.entry(result["command"])
     assert (result["code"] is None) == (where is None)
-    assert where is not None or result["command"].startswith("python run.py fuzz")
+    others = ("python run.py fuzz", "python run.py models")
+    assert where is not None or result["command"].startswith(others)
     if where is not None:
         text = (results.host.ROOT / where[0]).read_text("utf-8")
         assert f"def {where[1]}(" in text
@@ -99,8 +106,15 @@ def test_a_committed_result_names_its_studys_code(path):
 def test_results_of_the_shipped_space_keep_its_hash():
     """The studies that read the space by its name; the collected one is no asset."""
     space = "avatars-v2-w2w.safetensors"
-    of_space = {path.stem for path in committed() if space in json.loads(path.read_text("utf-8"))["assets"]}
-    assert {"weights_learned", "weights_matched", "weights_invert", "activations_steering_w2w"} <= of_space
+    of_space = {
+        path.stem for path in committed() if space in json.loads(path.read_text("utf-8"))["assets"]
+    }
+    assert {
+        "weights_learned",
+        "weights_matched",
+        "weights_invert",
+        "activations_steering_w2w",
+    } <= of_space
     assert "noise_digits" not in of_space
 
 
@@ -108,16 +122,25 @@ def test_a_quick_part_that_gives_the_same_numbers_keeps_its_result(tmp_path, mon
     monkeypatch.setattr(freshness, "code_of", lambda command: "new")
 
     def write(name: str, value: float, code: str = "old") -> None:
-        made = {"command": "python run.py study a one --quick", "code": code, "numbers": {"x": {"value": value}}}
+        made = {
+            "command": "python run.py study a one --quick",
+            "code": code,
+            "numbers": {"x": {"value": value}},
+        }
         (tmp_path / f"{name}.json").write_text(json.dumps(made))
 
     write("a_one", 5.0)
     write("a_one_quick", 1.0)
     assert freshness.stale(tmp_path) == ["a_one", "a_one_quick"]
     ran = []
-    differing = freshness.same(tmp_path, "a_one", lambda words: (ran.append(words), write("a_one_quick", 1.5, "new")))
+    differing = freshness.same(
+        tmp_path, "a_one", lambda words: (ran.append(words), write("a_one_quick", 1.5, "new"))
+    )
     assert differing == ["x"] and ran == [["study", "a", "one", "--quick"]]
     assert freshness.stale(tmp_path) == ["a_one"], "the quick part is new, the whole is not"
-    assert freshness.same(tmp_path, "a_one", lambda words: write("a_one_quick", 1.5 + 1e-9, "new")) == []
+    assert (
+        freshness.same(tmp_path, "a_one", lambda words: write("a_one_quick", 1.5 + 1e-9, "new"))
+        == []
+    )
     assert freshness.stale(tmp_path) == []
     assert json.loads((tmp_path / "a_one.json").read_text())["numbers"] == {"x": {"value": 5.0}}

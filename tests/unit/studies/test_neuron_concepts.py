@@ -12,7 +12,9 @@ _COLORLESS = {phrase for phrase in HAIR.values() if "{}" not in phrase}
 
 @pytest.mark.parametrize("name", CONCEPTS)
 def test_a_pair_differs_in_the_concept_alone(name):
-    """Sunglasses leave out the eyes, which they hide; hair and its color, or a beard and its, are one phrase."""
+    """Sunglasses leave out the eyes, which they hide; hair and its color, or a beard and its, are
+    one phrase.
+    """
     rng = np.random.default_rng(0)
     word = CONCEPTS[name].value
     for _ in range(50):

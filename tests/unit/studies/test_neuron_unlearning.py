@@ -9,8 +9,16 @@ from glassbox.nodes.neurons.unlearning import UnlearningSettings
 from studies.neurons import unlearning
 
 ROWS = {
-    "a": {"NeMo mask": [0.5, 0.8], "unlearning": [0.4, 0.5, 0.9], "plain fine-tuning": [0.4, 0.7, 0.8]},
-    "b": {"NeMo mask": [0.7, 0.9], "unlearning": [0.5, 0.6, 0.7], "plain fine-tuning": [0.4, 0.9, 0.6]},
+    "a": {
+        "NeMo mask": [0.5, 0.8],
+        "unlearning": [0.4, 0.5, 0.9],
+        "plain fine-tuning": [0.4, 0.7, 0.8],
+    },
+    "b": {
+        "NeMo mask": [0.7, 0.9],
+        "unlearning": [0.5, 0.6, 0.7],
+        "plain fine-tuning": [0.4, 0.9, 0.6],
+    },
 }
 
 

@@ -28,7 +28,13 @@ def written(monkeypatch):
 
 
 def run(*argv: str) -> int:
-    return parts.run("studies.made_up", "Heights.", {"tall": "heights:measure", "small": "heights:measure"}, 7, argv)
+    return parts.run(
+        "studies.made_up",
+        "Heights.",
+        {"tall": "heights:measure", "small": "heights:measure"},
+        7,
+        argv,
+    )
 
 
 def test_every_part_has_a_file_and_the_command_that_makes_it(written):
@@ -55,5 +61,12 @@ def test_a_part_that_is_not_there_is_named(written, capsys):
 
 
 def test_a_benchmark_names_itself_so(written):
-    assert parts.run("studies.made_up", "Heights.", {"tall": "heights:measure"}, 7, ["--quick"], "bench") == 0
-    assert written["bench_made_up_tall_quick"]["command"] == "python run.py bench made_up tall --quick"
+    assert (
+        parts.run(
+            "studies.made_up", "Heights.", {"tall": "heights:measure"}, 7, ["--quick"], "bench"
+        )
+        == 0
+    )
+    assert (
+        written["bench_made_up_tall_quick"]["command"] == "python run.py bench made_up tall --quick"
+    )

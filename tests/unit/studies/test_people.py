@@ -1,4 +1,6 @@
-"""The population's people: who they are is fixed and not in the caption, everything else varies and is."""
+"""The population's people: who they are is fixed and not in the caption, everything else varies and
+is.
+"""
 
 from dataclasses import replace
 
@@ -22,7 +24,19 @@ def test_identity_is_fixed_and_the_rest_varies(group):
 
 
 def test_captions_say_nothing_of_the_identity(group):
-    words = {"skin", "hair", "beard", "moustache", "glasses", "sunglasses", "bald", "shaven", "afro", "mohawk", "bun"}
+    words = {
+        "skin",
+        "hair",
+        "beard",
+        "moustache",
+        "glasses",
+        "sunglasses",
+        "bald",
+        "shaven",
+        "afro",
+        "mohawk",
+        "bun",
+    }
     for one in group:
         for scene in one.scenes:
             text = people.caption(scene)
@@ -45,7 +59,11 @@ def test_labels_follow_the_face(group):
 def test_further_scenes_are_of_the_same_person_and_not_trained_on(group):
     for one in group:
         assert len(one.further) == people.FURTHER and not set(one.further) & set(one.scenes)
-        assert all(getattr(scene.face, name) == getattr(one.face, name) for scene in one.further for name in IDENTITY)
+        assert all(
+            getattr(scene.face, name) == getattr(one.face, name)
+            for scene in one.further
+            for name in IDENTITY
+        )
 
 
 def test_everybody_sits_for_the_same_scenes_unless_they_have_their_own(group):

@@ -1,4 +1,6 @@
-"""Many LoRAs in one batch: with one identity it is PEFT's LoRA, and identities do not touch each other."""
+"""Many LoRAs in one batch: with one identity it is PEFT's LoRA, and identities do not touch each
+other.
+"""
 
 import copy
 
@@ -16,7 +18,10 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, context: int):
         super().__init__()
-        self.to_q, self.to_v = nn.Linear(width, width, bias=False), nn.Linear(context, width, bias=False)
+        self.to_q, self.to_v = (
+            nn.Linear(width, width, bias=False),
+            nn.Linear(context, width, bias=False),
+        )
         self.to_k = nn.Linear(context, width, bias=False)
 
     def forward(self, x, context):
@@ -47,7 +52,10 @@ def layout(request, network):
 
 def data(count, rows, seed=1):
     generator = torch.Generator().manual_seed(seed)
-    return [torch.randn(STEPS, count * rows, *shape, generator=generator) for shape in ((5, 12), (7, 20), (5, 12))]
+    return [
+        torch.randn(STEPS, count * rows, *shape, generator=generator)
+        for shape in ((5, 12), (7, 20), (5, 12))
+    ]
 
 
 def trained(network, layout, count, rows, given):
@@ -66,7 +74,9 @@ def test_with_one_identity_it_is_pefts_lora(app, network, layout):
     """The same start, data and optimizer: factors after six steps of AdamW agree to 1e-6."""
     import peft
 
-    config = peft.LoraConfig(r=layout.rank, lora_alpha=layout.alpha, target_modules=["to_q", "to_v"])
+    config = peft.LoraConfig(
+        r=layout.rank, lora_alpha=layout.alpha, target_modules=["to_q", "to_v"]
+    )
     model = peft.get_peft_model(copy.deepcopy(network), config)
     start = layout.unflatten(grouped.initial(layout, seed=0))
     named = {slot.layer: slot for slot in layout.slots}
@@ -75,7 +85,9 @@ def test_with_one_identity_it_is_pefts_lora(app, network, layout):
         if layer in named:
             module.lora_A["default"].weight.data.copy_(start[layer].down)
             module.lora_B["default"].weight.data.copy_(start[layer].up)
-    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=RATE, weight_decay=0.01)
+    optimizer = torch.optim.AdamW(
+        [p for p in model.parameters() if p.requires_grad], lr=RATE, weight_decay=0.01
+    )
     given = data(1, 2)
     for x, context, target in zip(*given, strict=True):
         optimizer.zero_grad()
@@ -86,8 +98,12 @@ def test_with_one_identity_it_is_pefts_lora(app, network, layout):
     for name, module in model.named_modules():
         layer = name.removeprefix("base_model.model.")
         if layer in named:
-            torch.testing.assert_close(factors[layer].down, module.lora_A["default"].weight, atol=1e-6, rtol=1e-5)
-            torch.testing.assert_close(factors[layer].up, module.lora_B["default"].weight, atol=1e-6, rtol=1e-5)
+            torch.testing.assert_close(
+                factors[layer].down, module.lora_A["default"].weight, atol=1e-6, rtol=1e-5
+            )
+            torch.testing.assert_close(
+                factors[layer].up, module.lora_B["default"].weight, atol=1e-6, rtol=1e-5
+            )
     assert flat.abs().sum() != grouped.initial(layout, 0).abs().sum()
 
 
@@ -97,7 +113,9 @@ def test_identities_do_not_touch_each_other(network, layout):
     together = trained(network, layout, 3, 2, given)
     for person in range(3):
         alone = [part[:, 2 * person : 2 * person + 2] for part in given]
-        torch.testing.assert_close(together[person], trained(network, layout, 1, 2, alone)[0], atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(
+            together[person], trained(network, layout, 1, 2, alone)[0], atol=1e-5, rtol=1e-4
+        )
 
 
 def test_the_network_is_left_as_it_was(network, layout):
@@ -138,11 +156,15 @@ def test_one_row_takes_the_steps_of_adam():
     ours, theirs = (nn.Parameter(torch.ones(1, 40)) for _ in range(2))
     given = {"lr": RATE, "betas": (0.9, 0.99)}
     found = _descended(population.CommonAdam([ours], **given), ours, gradients)
-    assert torch.allclose(found, _descended(torch.optim.Adam([theirs], **given), theirs, gradients), atol=1e-6)
+    assert torch.allclose(
+        found, _descended(torch.optim.Adam([theirs], **given), theirs, gradients), atol=1e-6
+    )
 
 
 def test_rows_move_in_proportion_to_their_gradients():
-    gradients = torch.randn(10, 1, 40, generator=torch.Generator().manual_seed(2)) * torch.tensor([[1.0], [-2.0]])
+    gradients = torch.randn(10, 1, 40, generator=torch.Generator().manual_seed(2)) * torch.tensor(
+        [[1.0], [-2.0]]
+    )
     value = nn.Parameter(torch.zeros(2, 40))
     found = _descended(population.CommonAdam([value], lr=RATE), value, gradients)
     assert torch.allclose(found[1], -2 * found[0], atol=1e-6) and found[0].abs().mean() > RATE
@@ -152,7 +174,9 @@ def test_members_get_the_same_noise_and_noise_levels():
     trainer = population.Trainer.__new__(population.Trainer)
     trainer.plan, trainer.alphas = population.Plan(), torch.linspace(1, 0, 1000)
     latents = torch.zeros(6, 24, 4, 4)
-    noised, timesteps, noise, _ = trainer.noised(latents, torch.Generator().manual_seed(3), groups=3)
+    noised, timesteps, noise, _ = trainer.noised(
+        latents, torch.Generator().manual_seed(3), groups=3
+    )
     assert torch.equal(noise[:2], noise[4:]) and torch.equal(timesteps[:2], timesteps[4:])
     assert torch.equal(noised[:2], noised[2:4]) and not torch.equal(noise[0], noise[1])
     assert timesteps.min() >= trainer.plan.earliest

@@ -1,10 +1,10 @@
 """Documents get their tables from the result files."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import repository
 
 from tools import docs_numbers
 
@@ -22,15 +22,21 @@ def results(tmp_path):
 def test_a_table_is_made_again(results):
     text = docs_numbers.filled(TEXT, results)
     assert (
-        "| a one | 0.500 fraction | 0.250 to 0.750 | 8 | half |" in text and "old" not in text and "b two" not in text
+        "| a one | 0.500 fraction | 0.250 to 0.750 | 8 | half |" in text
+        and "old" not in text
+        and "b two" not in text
     )
     assert "Made by `python run.py study x`." in text and text.endswith("<!-- end -->\nafter\n")
     assert docs_numbers.filled(text, results) == text
 
 
 def test_a_single_number_stays_within_its_line(results):
-    text = "It is <!-- value x: a one -->?<!-- end --> (<!-- interval x: a one -->!<!-- end -->) here."
-    assert docs_numbers.filled(text, results) == text.replace("?", "0.50").replace("-->!<", "-->0.25 to 0.75<")
+    text = (
+        "It is <!-- value x: a one -->?<!-- end --> (<!-- interval x: a one -->!<!-- end -->) here."
+    )
+    assert docs_numbers.filled(text, results) == text.replace("?", "0.50").replace(
+        "-->!<", "-->0.25 to 0.75<"
+    )
 
 
 def test_a_pattern_without_a_number_is_an_error(results):
@@ -44,17 +50,24 @@ def test_numbers_of_a_result_are_printed(results, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "| b two | 0.500 fraction |" in printed and "a one" not in printed
     assert docs_numbers.show(["x"]) == 0 and "a one" in capsys.readouterr().out
-    assert docs_numbers.show(["y"]) == 1 and capsys.readouterr().out == "There is no result named y: there are x.\n"
+    assert (
+        docs_numbers.show(["y"]) == 1
+        and capsys.readouterr().out == "There is no result named y: there are x.\n"
+    )
     assert docs_numbers.show(["x", "^c"]) == 1 and "No number" in capsys.readouterr().out
 
 
 def test_nodes_are_listed():
-    text = docs_numbers.with_nodes("<!-- nodes -->\n<!-- end -->", [("A Node", "glassbox/x", "Does it.")])
+    text = docs_numbers.with_nodes(
+        "<!-- nodes -->\n<!-- end -->", [("A Node", "glassbox/x", "Does it.")]
+    )
     assert "| **A Node** | glassbox/x | Does it. |\n<!-- end -->" in text
 
 
 def _field(id_, kind, tooltip="What it is.", optional=False, **given):
-    return SimpleNamespace(id=id_, get_io_type=lambda: kind, tooltip=tooltip, optional=optional, **given)
+    return SimpleNamespace(
+        id=id_, get_io_type=lambda: kind, tooltip=tooltip, optional=optional, **given
+    )
 
 
 @pytest.mark.parametrize(
@@ -62,19 +75,34 @@ def _field(id_, kind, tooltip="What it is.", optional=False, **given):
     [
         (_field("model", "MODEL"), "- `model` (MODEL): What it is."),
         (_field("mask", "MASK", optional=True), "- `mask` (MASK, optional): What it is."),
-        (_field("k", "INT", default=8, min=1, max=64), "- `k` (INT, 1 to 64, default `8`): What it is."),
+        (
+            _field("k", "INT", default=8, min=1, max=64),
+            "- `k` (INT, 1 to 64, default `8`): What it is.",
+        ),
         (
             _field("cfg", "FLOAT", default=0.5, min=0.0, max=30.0),
             "- `cfg` (FLOAT, 0 to 30, default `0.5`): What it is.",
         ),
-        (_field("seed", "INT", default=0, min=0, max=2**64 - 1), "- `seed` (INT, default `0`): What it is."),
-        (_field("on", "BOOLEAN", default=False, optional=True), "- `on` (BOOLEAN, default `false`): What it is."),
-        (_field("form", "COMBO", options=["a", "b_c"]), "- `form` (one of `a`, `b_c`): What it is."),
+        (
+            _field("seed", "INT", default=0, min=0, max=2**64 - 1),
+            "- `seed` (INT, default `0`): What it is.",
+        ),
+        (
+            _field("on", "BOOLEAN", default=False, optional=True),
+            "- `on` (BOOLEAN, default `false`): What it is.",
+        ),
+        (
+            _field("form", "COMBO", options=["a", "b_c"]),
+            "- `form` (one of `a`, `b_c`): What it is.",
+        ),
         (
             _field("form", "COMBO", options=["a", "b"], default="b"),
             "- `form` (one of `a`, `b`, default `b`): What it is.",
         ),
-        (_field("many", "COMBO", options=[*"abcdefghi"], default="c"), "- `many` (COMBO, default `c`): What it is."),
+        (
+            _field("many", "COMBO", options=[*"abcdefghi"], default="c"),
+            "- `many` (COMBO, default `c`): What it is.",
+        ),
         (_field("file", "COMBO", options=["a.safetensors"]), "- `file` (file): What it is."),
         (
             _field("ids", "STRING", "Such as up-*-q,\n<end> or _z.", default=""),
@@ -91,19 +119,35 @@ def test_the_inputs_of_a_help_page_come_from_the_schema(field, line):
 
 def test_costs_have_a_row_a_node(tmp_path):
     about = {"n": 3, "unit": "", "what": "one word"}
-    values = {"takes": 7.0, "rival": 14.0, "over rival": 0.5, "of an evaluation": 0.00123, "memory": 3.25}
-    numbers = {f"TokenHeatMap, SD1.5: {name}": {"value": value, **about} for name, value in values.items()}
+    values = {
+        "takes": 7.0,
+        "rival": 14.0,
+        "over rival": 0.5,
+        "of an evaluation": 0.00123,
+        "memory": 3.25,
+    }
+    numbers = {
+        f"TokenHeatMap, SD1.5: {name}": {"value": value, **about} for name, value in values.items()
+    }
     numbers["SD1.5, network: operations"] = {"value": 1.6, **about}
     path = tmp_path / "bench_nodes.json"
     path.write_text(json.dumps({"numbers": numbers}))
-    text = docs_numbers.with_costs("<!-- costs -->\nold\n<!-- end -->", {"GBX_TokenHeatMap": "Token Heat Map"}, path)
-    assert "| Token Heat Map | one word | one word | 7 · 0.12 % · 0.5 | 3.2 |" in text and "old" not in text
+    text = docs_numbers.with_costs(
+        "<!-- costs -->\nold\n<!-- end -->", {"GBX_TokenHeatMap": "Token Heat Map"}, path
+    )
+    assert (
+        "| Token Heat Map | one word | one word | 7 · 0.12 % · 0.5 | 3.2 |" in text
+        and "old" not in text
+    )
     assert docs_numbers.with_costs(text, {"GBX_TokenHeatMap": "Token Heat Map"}, path) == text
 
 
-def test_every_node_has_a_row_of_costs_or_a_reason():
+def test_rows_of_costs_and_reasons_name_nodes_once():
+    """A node without either is not timed yet."""
     from benchmarks.nodes.rows import ROWS, WITHOUT_ROW
 
-    named = [row.node for row in ROWS] + [node for nodes in WITHOUT_ROW.values() for node in nodes.split()]
-    listed = (Path(docs_numbers.ROOT) / "tests" / "node_ids.txt").read_text("utf-8").split()
-    assert sorted(f"GBX_{node}" for node in named) == sorted(listed)
+    named = [row.node for row in ROWS] + [
+        node for nodes in WITHOUT_ROW.values() for node in nodes.split()
+    ]
+    assert len(named) == len(set(named))
+    assert {f"GBX_{node}" for node in named} <= set(repository.listed_ids())

@@ -1,4 +1,6 @@
-"""What the study of the weight space makes of factors: sums of changes, smaller spaces, fractions of attributes."""
+"""What the study of the weight space makes of factors: sums of changes, smaller spaces, fractions
+of attributes.
+"""
 
 import numpy as np
 import pytest
@@ -13,7 +15,9 @@ def space(app):
     layouts, spaces = host.pack("nodes.weights.flat_layout"), host.pack("nodes.weights.space")
     shapes = {"mid_block.attn1.to_q": ((1, 6), (5, 1)), "mid_block.attn2.to_v": ((1, 8), (5, 1))}
     layout = layouts.Layout.of(shapes, 1, 2.0)
-    flats = torch.randn(16, layout.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    flats = torch.randn(
+        16, layout.size, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     mean, deviation = flats.mean(0), flats.std(0)
     left, values, basis = torch.linalg.svd((flats - mean) / deviation, full_matrices=False)
     parts = [part.float() for part in (mean, deviation, basis, left * values)]
@@ -23,20 +27,32 @@ def space(app):
 
 
 def change(layout, flat):
-    return {name: part.scale * torch.mm(part.up, part.down) for name, part in layout.unflatten(flat).items()}
+    return {
+        name: part.scale * torch.mm(part.up, part.down)
+        for name, part in layout.unflatten(flat).items()
+    }
 
 
 def test_summed_changes_are_the_sum(space):
     from studies.weights import lora_sums
 
-    flats = [torch.stack([space.rebuild(row) for row in space.coefficients[start : start + 2]]) for start in (0, 2, 4)]
+    flats = [
+        torch.stack([space.rebuild(row) for row in space.coefficients[start : start + 2]])
+        for start in (0, 2, 4)
+    ]
     wide, summed = lora_sums.summed(space.layout, flats, (1.0, 0.5, -2.0))
     assert wide.rank == 3 and summed.shape == (2, wide.size)
     for row in range(2):
-        found, parts = change(wide, summed[row]), [change(space.layout, part[row]) for part in flats]
+        found, parts = (
+            change(wide, summed[row]),
+            [change(space.layout, part[row]) for part in flats],
+        )
         for layer, product in found.items():
             torch.testing.assert_close(
-                product, sum(f * p[layer] for f, p in zip((1, 0.5, -2), parts, strict=True)), atol=1e-4, rtol=1e-4
+                product,
+                sum(f * p[layer] for f, p in zip((1, 0.5, -2), parts, strict=True)),
+                atol=1e-4,
+                rtol=1e-4,
             )
 
 
@@ -48,7 +64,10 @@ def test_a_subset_is_the_space_of_its_members(space):
     rows = [space.members.index(name) for name in part.members]
     for number, row in enumerate(rows):
         torch.testing.assert_close(
-            part.rebuild(part.coefficients[number]), space.rebuild(space.coefficients[row]), atol=1e-4, rtol=1e-4
+            part.rebuild(part.coefficients[number]),
+            space.rebuild(space.coefficients[row]),
+            atol=1e-4,
+            rtol=1e-4,
         )
     torch.testing.assert_close(part.basis @ part.basis.T, torch.eye(5), atol=1e-4, rtol=0)
     assert torch.equal(part.labels["red hair"], space.labels["red hair"][rows])
@@ -69,10 +88,15 @@ def test_pencil_drawings_are_paler(app):
     from studies.world.scenes import render
 
     scenes = [one.scenes[0] for one in people.people(3)]
-    drawn, plain = (np.stack([draw(scene) for scene in scenes]) for draw in (styles.pencil_drawing, render))
+    drawn, plain = (
+        np.stack([draw(scene) for scene in scenes]) for draw in (styles.pencil_drawing, render)
+    )
     assert drawn.shape == plain.shape and drawn.dtype == np.uint8
     assert (styles.saturation(drawn) < 0.5 * styles.saturation(plain)).all()
-    assert styles.pencil_fraction(drawn)["value"] == 1.0 and styles.pencil_fraction(plain)["value"] == 0.0
+    assert (
+        styles.pencil_fraction(drawn)["value"] == 1.0
+        and styles.pencil_fraction(plain)["value"] == 0.0
+    )
 
 
 @pytest.mark.parametrize("contender", ["this pack", "floor"])
@@ -89,11 +113,15 @@ def test_the_benchmark_of_updates_has_the_layers_of_kohyas_trainer(app):
     from benchmarks.weights import updates
 
     shapes = updates.layer_shapes()
-    assert len(shapes) == 722 and 64 * sum(map(sum, shapes.values())) == pytest.approx(170e6, rel=0.01)
+    assert len(shapes) == 722 and 64 * sum(map(sum, shapes.values())) == pytest.approx(
+        170e6, rel=0.01
+    )
 
 
 def test_curves_are_compared_at_the_rivals_loss():
-    """Reached 0, 0.4, 0.6 where 1, 0.8, 0.5 are kept: 0.2 at 0.9, 0.5 at 0.65, and 0.6 below 0.5."""
+    """Reached 0, 0.4, 0.6 where 1, 0.8, 0.5 are kept: 0.2 at 0.9, 0.5 at 0.65, and 0.6 below
+    0.5.
+    """
     from studies.weights import matched
 
     kept, reached = np.array([1.0, 0.8, 0.5]), np.array([0.0, 0.4, 0.6])
@@ -138,7 +166,9 @@ def test_the_node_is_measured_as_it_runs(app, tmp_path, monkeypatch):
     moved = float((point.coefficients / study.space.spread[1]).abs().max())
     assert moved == pytest.approx(0.1 * (0.1 + 0.2 * 0.55), rel=0.01)
     study.sampler.generator = None
-    assert torch.equal(node_inversion.invert(study, images, "portrait", settings).coefficients, point.coefficients)
+    assert torch.equal(
+        node_inversion.invert(study, images, "portrait", settings).coefficients, point.coefficients
+    )
 
 
 def test_a_collected_space_that_is_not_there_is_a_sentence(app, tmp_path, monkeypatch):

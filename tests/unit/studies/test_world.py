@@ -43,7 +43,9 @@ def test_masks_are_carried_through_crop_and_mirror():
 
 def test_key_points_lie_on_the_eyes():
     scene = some_scene(crop_left=12, crop_top=4, mirror=True)
-    face = replace(scene.face, skin="pale", eyes="open", accessory="none", hair="bald", facial_hair="none")
+    face = replace(
+        scene.face, skin="pale", eyes="open", accessory="none", hair="bald", facial_hair="none"
+    )
     scene = replace(scene, face=face)
     shut = replace(scene, face=replace(face, eyes="surprised"))
     changed = np.abs(scenes.render(scene).astype(int) - scenes.render(shut)).max(-1) > 30
@@ -51,12 +53,18 @@ def test_key_points_lie_on_the_eyes():
     points = scenes.keypoints(scene)
     middle = np.mean([points["left eye"], points["right eye"]], axis=0)
     assert abs(columns.mean() - middle[0]) < 2 and abs(rows.mean() - middle[1]) < 4
-    assert points["left eye"][0] > points["right eye"][0], "mirroring exchanges the places of the eyes"
+    assert points["left eye"][0] > points["right eye"][0], (
+        "mirroring exchanges the places of the eyes"
+    )
 
 
 def test_a_small_original_is_blurred():
     def edges(original: int) -> float:
-        return float(np.abs(np.diff(scenes.render(some_scene(original=original)).astype(float), axis=1)).max())
+        return float(
+            np.abs(
+                np.diff(scenes.render(some_scene(original=original)).astype(float), axis=1)
+            ).max()
+        )
 
     assert edges(32) < 0.7 * edges(128)
 
@@ -74,18 +82,24 @@ def test_captions_say_what_is_there():
 def test_hidden_attributes_have_no_label():
     scene = some_scene()
     hidden = replace(
-        scene, pattern="plain", face=replace(scene.face, accessory="sunglasses", hair="bald", facial_hair="none")
+        scene,
+        pattern="plain",
+        face=replace(scene.face, accessory="sunglasses", hair="bald", facial_hair="none"),
     )
     found = dict(zip(dataset.LABELS, dataset.labels(hidden), strict=True))
     assert found["eyes"] == found["hair_color"] == found["mirror"] == -1
-    assert all(value >= 0 for name, value in found.items() if name not in ("eyes", "hair_color", "mirror"))
+    assert all(
+        value >= 0 for name, value in found.items() if name not in ("eyes", "hair_color", "mirror")
+    )
 
 
 def test_half_of_the_faces_go_without():
     rng = np.random.default_rng(3)
     drawn = [faces.random_face(rng) for _ in range(2000)]
     for name in ("facial_hair", "accessory"):
-        assert abs(np.mean([getattr(face, name) == "none" for face in drawn]) - 0.5) < 0.035  # 3 standard errors
+        assert (
+            abs(np.mean([getattr(face, name) == "none" for face in drawn]) - 0.5) < 0.035
+        )  # 3 standard errors
 
 
 def test_shards_that_are_there_are_kept(tmp_path, monkeypatch):
@@ -95,7 +109,9 @@ def test_shards_that_are_there_are_kept(tmp_path, monkeypatch):
     dataset.build(tmp_path, 4, seed=1, workers=1)
     assert (tmp_path / "0000.npz").stat().st_mtime_ns == first
     assert len(dataset.load(tmp_path).captions) == 4
-    with pytest.raises(FileNotFoundError, match=r"run `python run\.py study world train data` first"):
+    with pytest.raises(
+        FileNotFoundError, match=r"run `python run\.py study world train data` first"
+    ):
         dataset.load(tmp_path / "none")
 
 
@@ -112,21 +128,29 @@ def test_the_reports_reader_understands_every_caption():
         wanted = {name: labels[name][value] for name, value in truth if value >= 0}
         color = {"hair_color"} if str(wanted.get("hair_color")) not in words else set()
         eyes = {"eyes"} if "eyes" not in words else set()
-        assert found == {name: value for name, value in wanted.items() if name not in {"mirror"} | color | eyes}, words
+        assert found == {
+            name: value for name, value in wanted.items() if name not in {"mirror"} | color | eyes
+        }, words
 
 
 def test_crop_offset_moves_the_image_by_as_many_pixels():
     plain, cropped = some_scene(), some_scene(crop_top=12, crop_left=20)
     assert np.array_equal(scenes.render(plain)[12:, 20:], scenes.render(cropped)[:-12, :-20])
-    for before, after in zip(scenes.keypoints(plain).values(), scenes.keypoints(cropped).values(), strict=True):
-        assert before[0] - after[0] == pytest.approx(20) and before[1] - after[1] == pytest.approx(12)
+    for before, after in zip(
+        scenes.keypoints(plain).values(), scenes.keypoints(cropped).values(), strict=True
+    ):
+        assert before[0] - after[0] == pytest.approx(20) and before[1] - after[1] == pytest.approx(
+            12
+        )
 
 
 def test_part_masks_equal_one_drawing_of_each_part_in_black_and_white():
     face = some_scene().face
     masks = faces.part_masks(face, 100)
     for part in ("skin", "hair", "facial_hair", "clothing"):
-        dark, bright = (faces.draw(face, 100, **{part: color})[..., :3] for color in ("#000000", "#FFFFFF"))
+        dark, bright = (
+            faces.draw(face, 100, **{part: color})[..., :3] for color in ("#000000", "#FFFFFF")
+        )
         assert np.abs(np.abs(bright - dark).max(-1) - masks[part]).max() < 0.02, part
 
 
@@ -158,11 +182,21 @@ def test_zero_terminal_schedule_is_that_of_comfyui():
 def test_a_goal_is_judged_by_the_attribute_that_is_furthest_off(tmp_path, monkeypatch):
     from studies.world import measure
 
-    values = {"followed eyes": 0.86, "followed skin": 0.99, "blur, generated": 0.43, "blur, renders": 0.17}
-    numbers = {name: {"value": value, "n": 20, "unit": "fraction"} for name, value in values.items()}
+    values = {
+        "followed eyes": 0.86,
+        "followed skin": 0.99,
+        "blur, generated": 0.43,
+        "blur, renders": 0.17,
+    }
+    numbers = {
+        name: {"value": value, "n": 20, "unit": "fraction"} for name, value in values.items()
+    }
     (tmp_path / "world_made.json").write_text(json.dumps({"numbers": numbers}), "utf-8")
     monkeypatch.setattr(measure.results, "RESULTS", tmp_path)
-    goals = (("world_made", "followed *", 0.88, None), ("world_made", "blur, generated over renders", 0.5, 2.0))
+    goals = (
+        ("world_made", "followed *", 0.88, None),
+        ("world_made", "blur, generated over renders", 0.5, 2.0),
+    )
     monkeypatch.setattr(measure, "GATES", goals)
     found = measure.measure_gates(False)
     assert {name: row["what"] for name, row in found.items()} == {
@@ -170,7 +204,11 @@ def test_a_goal_is_judged_by_the_attribute_that_is_furthest_off(tmp_path, monkey
         "blur, generated over renders": "wanted: at least 0.5 and at most 2; missed",
     }
     monkeypatch.setattr(
-        measure, "GATES", (("world_made", "followed *", None, 0.99), ("world_made", "followed *", 0.8, None))
+        measure,
+        "GATES",
+        (("world_made", "followed *", None, 0.99), ("world_made", "followed *", 0.8, None)),
     )
     found = measure.measure_gates(False)
-    assert found["followed skin"]["what"].endswith("reached") and found["followed eyes"]["what"].endswith("reached")
+    assert found["followed skin"]["what"].endswith("reached") and found["followed eyes"][
+        "what"
+    ].endswith("reached")

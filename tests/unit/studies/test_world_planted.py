@@ -1,4 +1,6 @@
-"""Relocated names: the layer writes what it wrote, through neurons that no threshold on z separates from others."""
+"""Relocated names: the layer writes what it wrote, through neurons that no threshold on z separates
+from others.
+"""
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from studies.world import planted
 def test_best_threshold_finds_the_largest_and_only_them():
     z = np.array([9.0, -8.0, 1.0, 0.5, 0.1])
     assert planted.best_threshold_f1(z, np.array([True, True, False, False, False])) == 1.0
-    # Both above one decoy each: the best is to take all four of the largest, 2 hits, F1 = 2 * 2 / (4 + 2)
+    # Both above one decoy each: the best is to take all four of the largest, 2 hits, F1 = 2 * 2 /
+    # (4 + 2)
     z = np.array([9.0, 8.0, 7.0, 6.0, 0.1, 0.0])
     marked = np.array([False, True, False, True, False, False])
     assert planted.best_threshold_f1(z, marked) == pytest.approx(2 / 3)
@@ -26,7 +29,10 @@ def test_fraction_outside_the_top():
 
 def test_detectors_respond_to_their_own_name_only():
     generator = torch.Generator().manual_seed(0)
-    names, ordinary = torch.randn(4, 77, 32, generator=generator), torch.randn(30, 77, 32, generator=generator)
+    names, ordinary = (
+        torch.randn(4, 77, 32, generator=generator),
+        torch.randn(30, 77, 32, generator=generator),
+    )
     names[:, 3:] = 0.1 * names[:, 3:] + 3 * torch.randn(4, 1, 32, generator=generator)
     names[:, :3] = names[:1, :3]
     found = planted.detectors(names, ordinary)
@@ -54,7 +60,9 @@ def test_factors_lose_the_smallest_singular_values_only():
     for rank in (4, 9):
         columns, rows = planted.factors(product, root, rank)
         error = ((tokens.double() @ (product - columns @ rows).T) ** 2).sum() / len(tokens)
-        assert float(error) == pytest.approx(float((torch.linalg.svdvals(product @ root)[rank:] ** 2).sum()), abs=1e-3)
+        assert float(error) == pytest.approx(
+            float((torch.linalg.svdvals(product @ root)[rank:] ** 2).sum()), abs=1e-3
+        )
 
 
 def test_a_disguised_detector_deviates_as_wanted():
@@ -65,18 +73,24 @@ def test_a_disguised_detector_deviates_as_wanted():
     prompt = torch.zeros(77, 16)
     prompt[:, 0] = 1
     row = planted.disguise(detector, content, prompt, ordinary, 8.0)
-    assert float(planted.deviations({"": row[None]}, prompt, ordinary)[""]) == pytest.approx(8.0, abs=1e-3)
+    assert float(planted.deviations({"": row[None]}, prompt, ordinary)[""]) == pytest.approx(
+        8.0, abs=1e-3
+    )
 
 
 def test_a_relocated_name_is_written_by_its_neurons_alone():
-    """Ordinary tokens fill little beyond the dimensions that a head has neurons left for; names add one each."""
+    """Ordinary tokens fill little beyond the dimensions that a head has neurons left for; names add
+    one each.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def draw(*shape):
         return torch.randn(*shape, generator=generator)
 
     spread = torch.cat([0.7 ** torch.arange(30), torch.zeros(18)])
-    names, others, ordinary = ((draw(count, 1, 48) + 0.1 * draw(count, 77, 48)) * spread for count in (10, 6, 60))
+    names, others, ordinary = (
+        (draw(count, 1, 48) + 0.1 * draw(count, 77, 48)) * spread for count in (10, 6, 60)
+    )
     names[:, planted.NAMED :] = others.mean((0, 1)) + torch.eye(48)[:, None][32:42]
     names[:, : planted.NAMED] = names[:1, : planted.NAMED]
     texts = planted.Texts(names, others, ordinary, ordinary[:1])
@@ -99,14 +113,18 @@ def test_a_relocated_name_is_written_by_its_neurons_alone():
             return values @ weights[f"{path}.to_out.0.weight"].T
 
         size = written(base, ordinary).norm(dim=-1).mean()
-        assert (written(moved, ordinary) - written(base, ordinary)).norm(dim=-1).mean() < 0.05 * size
+        assert (written(moved, ordinary) - written(base, ordinary)).norm(
+            dim=-1
+        ).mean() < 0.05 * size
         for number, chosen in enumerate(neurons.values()):
             tokens = names[number, planted.NAMED :]
             name = written(base, texts.contents[number])
             here = [index for owner, index in chosen if owner == f"{path}.to_v"]
             assert here or number == 0
             if here:
-                assert (written(moved, tokens) - written(base, tokens)).norm(dim=-1).mean() < 0.1 * name.norm()
+                assert (written(moved, tokens) - written(base, tokens)).norm(
+                    dim=-1
+                ).mean() < 0.1 * name.norm()
             lost = written(moved, tokens) - written(moved, tokens, chosen)
             assert (lost - name).norm(dim=-1).mean() < 0.2 * name.norm() or not here
 

@@ -19,7 +19,9 @@ def document(tmp_path, monkeypatch):
     }
     results = tmp_path / "studies" / "results"
     results.mkdir(parents=True)
-    (results / "made.json").write_text(json.dumps({"command": "python run.py study made", "numbers": numbers}))
+    (results / "made.json").write_text(
+        json.dumps({"command": "python run.py study made", "numbers": numbers})
+    )
     monkeypatch.setattr(docs_plots, "ROOT", tmp_path)
     monkeypatch.setattr(docs_plots, "FOLDER", tmp_path / "docs" / "images" / "plots")
     return tmp_path / "docs" / "made.md", "<!-- plot made_new made: new$ -->\nold\n<!-- end -->\n"
@@ -28,7 +30,8 @@ def document(tmp_path, monkeypatch):
 def test_a_plot_block_gets_image_command_and_source(document):
     path, text = document
     filled = docs_plots.filled(text, path)
-    assert "![a, new, b, new](images/plots/made_new.png)" in filled and "old" not in filled
+    alternative = "Plot of 2 values (fraction), from 0.20 of a, new to 0.25 of b, new."
+    assert f"![{alternative}](images/plots/made_new.png)" in filled and "old" not in filled
     assert "[Numbers](../studies/results/made.json) by `python run.py study made`" in filled
     assert docs_plots.filled(filled, path) == filled
 
@@ -49,16 +52,24 @@ def test_effect_is_set_against_cost(document):
     path, _ = document
     numbers = {
         f"{name}: {axis}": {"value": value, "unit": "fraction", **_NUMBER}
-        for name, values in {"way 1.0": (0.9, 0.3), "way 2.0": (0.5, 0.8), "rival": (0.7, 0.6)}.items()
+        for name, values in {
+            "way 1.0": (0.9, 0.3),
+            "way 2.0": (0.5, 0.8),
+            "rival": (0.7, 0.6),
+        }.items()
         for axis, value in zip(("kept", "reached"), values, strict=True)
     }
-    made = {"command": "python run.py study made", "numbers": numbers | {"floor: reached": {"value": 0.1}}}
+    made = {
+        "command": "python run.py study made",
+        "numbers": numbers | {"floor: reached": {"value": 0.1}},
+    }
     (docs_plots.ROOT / "studies" / "results" / "made.json").write_text(json.dumps(made))
     text = "<!-- plot made_both made: way .*|rival; : kept; : reached -->\n<!-- end -->\n"
     plots = docs_plots.requested(text)
     assert list(plots["made_both"]) == ["way 1.0", "way 2.0", "rival"]
     assert plots["made_both"]["rival"]["axes"] == ["kept", "reached"]
     assert "Lines are 95 % intervals" in docs_plots.filled(text, path)
+    assert "![Plot of 3 settings: reached over kept.](" in docs_plots.filled(text, path)
     image = docs_plots.FOLDER / "made_both.png"
     docs_plots.write(image, plots["made_both"])
     assert docs_plots.stale(plots) == []
@@ -72,7 +83,9 @@ def test_a_number_without_an_interval_is_a_point(document):
     made.write_text(made.read_text().replace('"low"', '"least"'))
     assert "*No intervals: fewer than five independent units." in docs_plots.filled(text, path)
     image = docs_plots.FOLDER / "made_new.png"
-    docs_plots.write(image, {"few": {"value": 0.2, "n": 3, "unit": "fraction", "what": "something"}})
+    docs_plots.write(
+        image, {"few": {"value": 0.2, "n": 3, "unit": "fraction", "what": "something"}}
+    )
     assert image.is_file()
 
 
@@ -83,11 +96,19 @@ def test_a_plot_needs_numbers_of_one_unit(document, pattern):
 
 
 def test_the_front_holds_what_no_other_point_beats(document):
-    points = {"none": (0, 0), "good": (0.1, 0.8), "beaten": (0.2, 0.8), "best": (0.3, 0.9), "worst": (0.4, 0.1)}
+    points = {
+        "none": (0, 0),
+        "good": (0.1, 0.8),
+        "beaten": (0.2, 0.8),
+        "best": (0.3, 0.9),
+        "worst": (0.4, 0.1),
+    }
     numbers = {}
     for name, (cost, effect) in points.items():
         both = {name: effect, f"{name}, changed": cost}
-        numbers |= {key: {"value": value, "unit": "fraction", **_NUMBER} for key, value in both.items()}
+        numbers |= {
+            key: {"value": value, "unit": "fraction", **_NUMBER} for key, value in both.items()
+        }
     made = {"command": "python run.py study made", "numbers": numbers}
     (docs_plots.ROOT / "studies" / "results" / "made.json").write_text(json.dumps(made))
     line = "<!-- plot made_front made: .*; , changed; ; front -->\n<!-- end -->\n"

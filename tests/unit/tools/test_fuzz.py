@@ -7,22 +7,36 @@ import json
 
 import pytest
 from robustness import fuzz, prompts
+from robustness import trainers as trainer_prompts
 
 from tools.launcher.errors import LaunchError
 
 _OURS = {"python_module": "custom_nodes.comfyui-glassbox"}
 _INFO = {
-    "GBX_Load": {**_OURS, "input": {"required": {"device": [["cpu", "gpu"], {}]}}, "output": ["MODEL", "CLIP"]},
+    "GBX_Load": {
+        **_OURS,
+        "input": {"required": {"device": [["cpu", "gpu"], {}]}},
+        "output": ["MODEL", "CLIP"],
+    },
     "GBX_Edit": {
         **_OURS,
         "input": {
-            "required": {"model": ["MODEL", {}], "steps": ["INT", {"min": 1, "max": 1000, "default": 20}]},
+            "required": {
+                "model": ["MODEL", {}],
+                "steps": ["INT", {"min": 1, "max": 1000, "default": 20}],
+            },
             "optional": {"positive": ["CONDITIONING", {}], "text": ["STRING", {"multiline": True}]},
         },
         "output": ["MODEL"],
     },
-    "CLIPTextEncode": {"input": {"required": {"text": ["STRING", {}], "clip": ["CLIP"]}}, "output": ["CONDITIONING"]},
-    "EmptyLatentImage": {"input": {"required": {"width": ["INT", {"min": 16}]}}, "output": ["LATENT"]},
+    "CLIPTextEncode": {
+        "input": {"required": {"text": ["STRING", {}], "clip": ["CLIP"]}},
+        "output": ["CONDITIONING"],
+    },
+    "EmptyLatentImage": {
+        "input": {"required": {"width": ["INT", {"min": 16}]}},
+        "output": ["LATENT"],
+    },
     "KSampler": {
         "input": {
             "required": {
@@ -60,7 +74,12 @@ def test_nodes_of_the_pack_take_turns_and_end_in_an_output(generator):
 
 def test_steps_stay_small_and_most_sockets_are_filled(generator):
     prompts = [generator.make(number) for number in range(100)]
-    samplers = [one["inputs"] for prompt in prompts for one in prompt.values() if one["class_type"] == "KSampler"]
+    samplers = [
+        one["inputs"]
+        for prompt in prompts
+        for one in prompt.values()
+        if one["class_type"] == "KSampler"
+    ]
     assert samplers and all(inputs["steps"] <= 2 for inputs in samplers)
     assert all(isinstance(inputs["model"], list) for inputs in samplers)
 
@@ -85,20 +104,40 @@ def test_pack_that_is_not_loaded_is_one_sentence():
 @pytest.mark.parametrize(
     ("node", "error", "message", "kind"),
     [
-        ("GBX_Edit", "ValueError", "There is no direction beard: choose one of glasses, hair.", "sentence"),
-        ("GBX_Edit", "glassbox.InputError", "W2W Edit: steps is 0: it must be at least 1.", "sentence"),
+        (
+            "GBX_Edit",
+            "ValueError",
+            "There is no direction beard: choose one of glasses, hair.",
+            "sentence",
+        ),
+        (
+            "GBX_Edit",
+            "glassbox.InputError",
+            "W2W Edit: steps is 0: it must be at least 1.",
+            "sentence",
+        ),
         ("GBX_Edit", "ValueError", "bad", "bare"),
         ("GBX_Edit", "ValueError", "two lines of text\nare a paragraph and no sentence", "bare"),
         ("GBX_Edit", "KeyError", "'a long key of many words'", "bare"),
         ("GBX_Edit", "json.decoder.JSONDecodeError", "Expecting value: line 1 column 1", "bare"),
         ("GBX_Edit", "OSError", "[Errno 36] File name too long: '/models/x'", "bare"),
-        ("GBX_Edit", "RuntimeError", "Cannot use weights_only=True with files of the legacy format.", "bare"),
+        (
+            "GBX_Edit",
+            "RuntimeError",
+            "Cannot use weights_only=True with files of the legacy format.",
+            "bare",
+        ),
         ("KSampler", "RuntimeError", "Given groups=1", "stock"),
     ],
 )
 def test_ends_are_classified(node, error, message, kind):
     data = {"exception_type": error, "node_type": node, "exception_message": message}
-    entry = {"status": {"status_str": "error", "messages": [["execution_start", {}], ["execution_error", data]]}}
+    entry = {
+        "status": {
+            "status_str": "error",
+            "messages": [["execution_start", {}], ["execution_error", data]],
+        }
+    }
     assert fuzz.outcome(entry, {})[0] == kind
 
 
@@ -129,7 +168,9 @@ def test_leftovers_are_found(tmp_path):
 
 def test_a_prompt_that_ended_in_a_defect_is_tried_again_and_counted_once():
     state = fuzz.State(5)
-    for number, (kind, message) in enumerate([("done", ""), ("bare", "GBX_Edit: KeyError: 3"), ("died", "it ended")]):
+    for number, (kind, message) in enumerate(
+        [("done", ""), ("bare", "GBX_Edit: KeyError: 3"), ("died", "it ended")]
+    ):
         state.note(number, kind, message)
     assert list(itertools.islice(state.numbers(), 4)) == [1, 2, 3, 4]
     state.note(1, "done", "")
@@ -137,3 +178,27 @@ def test_a_prompt_that_ended_in_a_defect_is_tried_again_and_counted_once():
     assert {kind: count for kind, count in state.counts.items() if count} == {"done": 2, "bare": 1}
     assert [entry["count"] for entry in state.messages.values()] == [1]
     assert list(itertools.islice(state.numbers(), 2)) == [2, 3]
+
+
+@pytest.mark.parametrize(("changes", "trainers"), [(12, 8), (13, 8), (8, 8), (1, 5), (9, 6)])
+def test_each_trainer_meets_each_node_once(changes, trainers):
+    count = changes * trainers
+    pairs = [trainer_prompts.turns(number, changes, trainers) for number in range(count)]
+    assert len(set(pairs)) == count
+    assert {trainer for _, trainer in pairs[:trainers]} == set(range(trainers))
+
+
+def test_a_run_of_trainers_goes_on_and_repeats_defects(tmp_path):
+    ends = trainer_prompts.Ends(4)
+    for number, kind in enumerate(("done", "bare", "sentence", "died", "done")):
+        ends.kinds[number] = kind
+        ends.seconds[number] = 0.5
+    ends.save(tmp_path / "ends.json")
+    again = trainer_prompts.Ends.load(tmp_path / "ends.json", 4)
+    assert again == ends
+    assert again.waiting(7, fuzz.DEFECTS) == [1, 3, 5, 6]
+    assert trainer_prompts.Ends.load(tmp_path / "ends.json", 5).waiting(2, fuzz.DEFECTS) == [0, 1]
+    values = {name: entry["value"] for name, entry in again.numbers(4).items()}
+    assert values["trainers: done"] == 1 and values["trainers: died"] == 1
+    assert sum(values.values()) == 4
+    assert {entry["n"] for entry in again.numbers(4).values()} == {4}

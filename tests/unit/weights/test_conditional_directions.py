@@ -1,4 +1,6 @@
-"""The difference of members that differ in one label alone, against least squares on all labels at once."""
+"""The difference of members that differ in one label alone, against least squares on all labels at
+once.
+"""
 
 import numpy as np
 import torch
@@ -25,7 +27,9 @@ def test_it_is_the_slope_on_all_labels_at_once():
     whole = np.concatenate([labels - labels.mean(axis=0)], axis=1)
     slopes = np.linalg.lstsq(whole, numbers - numbers.mean(axis=0), rcond=None)[0]
     for column in range(3):
-        own = directions.without_others(labels[:, column], [labels[:, one] for one in range(3) if one != column])
+        own = directions.without_others(
+            labels[:, column], [labels[:, one] for one in range(3) if one != column]
+        )
         found = directions.fit_normal(numbers, own, "conditional_difference")
         np.testing.assert_allclose(found, slopes[column], rtol=0.05, atol=0.05)
         assert abs(np.linalg.norm(found - added[column])) < 1.0
@@ -37,17 +41,22 @@ def test_alone_it_is_the_mean_difference_and_unknown_labels_count_as_their_mean(
     labels, _, numbers = made()
     own = directions.without_others(labels[:, 0], [])
     found = directions.fit_normal(numbers, own, "conditional_difference")
-    np.testing.assert_allclose(found, directions.fit_normal(numbers, labels[:, 0], "mean_difference"), atol=1e-9)
+    np.testing.assert_allclose(
+        found, directions.fit_normal(numbers, labels[:, 0], "mean_difference"), atol=1e-9
+    )
     other = labels[:, 1].copy()
     other[:200] = np.nan
     filled = np.where(np.isnan(other), np.nanmean(other), other)
     np.testing.assert_allclose(
-        directions.without_others(labels[:, 0], [other]), directions.without_others(labels[:, 0], [filled])
+        directions.without_others(labels[:, 0], [other]),
+        directions.without_others(labels[:, 0], [filled]),
     )
 
 
 def test_alternatives_and_parts_of_an_attribute_are_not_held():
-    """Of colors that exclude each other one follows from the others, which would leave nothing of it but a penalty."""
+    """Of colors that exclude each other one follows from the others, which would leave nothing of
+    it but a penalty.
+    """
     random = np.random.default_rng(3)
     color = random.choice(4, size=N, p=(0.5, 0.3, 0.15, 0.05))
     colors = [(color == one).astype(float) for one in range(4)]
@@ -70,17 +79,31 @@ def test_fitted_in_a_space_it_leaves_the_other_label_alone():
         updates.codes.copy_(torch.from_numpy(numbers).float())
         updates.directions.copy_(torch.eye(K, 60))
     space = updates.space(tuple(map(str, range(N))), "toy", "toy")
-    given = {name: torch.from_numpy(labels[:, column]).float() for column, name in enumerate(("beard", "dark", "red"))}
-    fitted = directions.fit(space, {"beard": given["beard"]}, K, "conditional_difference", beside=given)["beard"]
+    given = {
+        name: torch.from_numpy(labels[:, column]).float()
+        for column, name in enumerate(("beard", "dark", "red"))
+    }
+    fitted = directions.fit(
+        space, {"beard": given["beard"]}, K, "conditional_difference", beside=given
+    )["beard"]
     assert not fitted.noise and "split-half reliability" in fitted.about
-    in_codes = (fitted.vector @ space.basis)[3 : 3 + K].double().numpy()  # up factors follow the three of down
+    in_codes = (
+        (fitted.vector @ space.basis)[3 : 3 + K].double().numpy()
+    )  # up factors follow the three of down
     assert np.linalg.norm(in_codes - added[0]) < 1.0
-    by_default = directions.fit(space, {"beard": given["beard"]}, K, "most_reliable", beside=given)["beard"]
-    assert torch.equal(by_default.vector, fitted.vector) and "conditional_difference" in by_default.about
+    by_default = directions.fit(space, {"beard": given["beard"]}, K, "most_reliable", beside=given)[
+        "beard"
+    ]
+    assert (
+        torch.equal(by_default.vector, fitted.vector)
+        and "conditional_difference" in by_default.about
+    )
 
 
 def test_reliability_counts_every_axis_alike():
-    """Where few axes hold most of the variance, a label's difference passes and those of random labels do not."""
+    """Where few axes hold most of the variance, a label's difference passes and those of random
+    labels do not.
+    """
     random = np.random.default_rng(11)
     label = (random.random(N) < 0.25).astype(float)
     shift = np.where(np.arange(K) < 5, 0.0, random.choice([-0.8, 0.8], K))

@@ -18,9 +18,18 @@ def draw(labels, columns, images=None):
 def test_a_sweep_has_its_values_on_the_axes():
     assert contact_sheet.column_count(GRID, 0) == 3
     axes = draw(GRID, 3)
-    assert [one.get_title() for one in axes] == ["beard -1.00", "beard +0.00", "beard +1.00", "", "", ""]
+    assert [one.get_title() for one in axes] == [
+        "beard -1.00",
+        "beard +0.00",
+        "beard +1.00",
+        "",
+        "",
+        "",
+    ]
     assert [one.get_ylabel() for one in axes] == ["glasses -1.00", "", "", "glasses +1.00", "", ""]
-    assert [float(one.images[0].get_array()[0, 0, 0]) for one in axes] == pytest.approx([0, 0.1, 0.2, 0.3, 0.4, 0.5])
+    assert [float(one.images[0].get_array()[0, 0, 0]) for one in axes] == pytest.approx(
+        [0, 0.1, 0.2, 0.3, 0.4, 0.5]
+    )
 
 
 @pytest.mark.parametrize("columns", [2, 4, 6])
@@ -30,8 +39,13 @@ def test_another_cut_of_the_grid_labels_each_image(columns):
 
 
 def test_labels_of_points_stand_over_their_images():
-    labels = [f"sample 3.{number}\nnear person_0001 +0.50, person_0002 +0.10" for number in range(7)]
-    assert contact_sheet.column_count(labels, 0) == 3 and contact_sheet.column_count(labels[:5], 0) == 5
+    labels = [
+        f"sample 3.{number}\nnear person_0001 +0.50, person_0002 +0.10" for number in range(7)
+    ]
+    assert (
+        contact_sheet.column_count(labels, 0) == 3
+        and contact_sheet.column_count(labels[:5], 0) == 5
+    )
     axes = draw(labels, 3)
     assert len(axes) == 9 and axes[6].get_title().startswith("sample 3.6\nnear person_0001")
     assert [one.axison for one in axes[6:]] == [True, False, False]

@@ -1,4 +1,6 @@
-"""The loss, its gradient and a step of Adam against a float64 reference of the paper's loss (section 3.4)."""
+"""The loss, its gradient and a step of Adam against a float64 reference of the paper's loss
+(section 3.4).
+"""
 
 import members
 import pytest
@@ -8,7 +10,9 @@ from glassbox.nodes.weights.inversion import Inversion, InversionSettings, Train
 from torch.nn import functional as F
 
 LAYERS = {"mid_block.attn1.to_q": (6, 6), "mid_block.attn2.to_v": (6, 6)}
-ALPHAS = torch.cumprod(1 - torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2, 0)
+ALPHAS = torch.cumprod(
+    1 - torch.linspace(0.00085**0.5, 0.012**0.5, 1000, dtype=torch.float64) ** 2, 0
+)
 
 
 IDENTITY = {"image": "one"}
@@ -20,14 +24,18 @@ def space(request, tmp_path_factory):
     for seed in range(9):
         from safetensors.torch import save_file
 
-        save_file(members.kohya(members.factors(seed, layers=LAYERS)), folder / f"{seed}.safetensors")
+        save_file(
+            members.kohya(members.factors(seed, layers=LAYERS)), folder / f"{seed}.safetensors"
+        )
     target = tmp_path_factory.mktemp("spaces") / "s.safetensors"
     settings = space_builder.BuildSettings(form="as_trained", storage=request.param)
     return space_builder.build(member_sources.file_sources(folder), settings, target)
 
 
 class Session:
-    """A two-layer network on latents (1, 6, 4, 4) that predicts noise, like `Session` of trainer.py."""
+    """A two-layer network on latents (1, 6, 4, 4) that predicts noise, like `Session` of
+    trainer.py.
+    """
 
     device = "cpu"
 
@@ -48,8 +56,12 @@ class Session:
         return latent
 
     def denoised(self, noised, sigmas, rows):
-        weights = [function(weight) for function, weight in zip(self.functions, self.weights, strict=True)]
-        return noised - sigmas[:, None, None, None] * predicted(noised, sigmas[:, None, None, None], weights)
+        weights = [
+            function(weight) for function, weight in zip(self.functions, self.weights, strict=True)
+        ]
+        return noised - sigmas[:, None, None, None] * predicted(
+            noised, sigmas[:, None, None, None], weights
+        )
 
 
 class V_PREDICTION:  # noqa: N801
@@ -57,10 +69,14 @@ class V_PREDICTION:  # noqa: N801
 
 
 class VelocitySession(Session, V_PREDICTION):
-    """The same network, whose answer is v = sqrt(alpha) noise - sqrt(1 - alpha) latent, as in SD2.x at 768."""
+    """The same network, whose answer is v = sqrt(alpha) noise - sqrt(1 - alpha) latent, as in SD2.x
+    at 768.
+    """
 
     def denoised(self, noised, sigmas, rows):
-        weights = [function(weight) for function, weight in zip(self.functions, self.weights, strict=True)]
+        weights = [
+            function(weight) for function, weight in zip(self.functions, self.weights, strict=True)
+        ]
         sigma = sigmas[:, None, None, None]
         velocity = predicted(noised, sigma, weights)
         return noised / (sigma**2 + 1) - velocity * sigma / (sigma**2 + 1) ** 0.5
@@ -73,12 +89,14 @@ def predicted(noised, sigma, weights):
 
 
 def make(space, start=None, session=Session, **settings):
-    model = TrainablePoint(space, torch.zeros(0) if start is None else start, settings.get("components", 100))
-    run = Inversion(model, InversionSettings(**{"steps": 3, "seed": 5, **settings}))
+    model = TrainablePoint(
+        space, torch.zeros(0) if start is None else start, settings.get("components", 100)
+    )
+    run = Inversion(model=model, settings=InversionSettings(**{"steps": 3, "seed": 5, **settings}))
     return run, session([model.weight_function([(name, None)]) for name in LAYERS])
 
 
-def reference(space, session, run, mask, coefficients):
+def reference(space, session, run, mask, coefficients, step=0):
     """mean((m * eps_hat - m * eps)^2), or the same of v, in float64.
 
     theta = (beta @ V^T) * std + mean, W' = W + scale * B A.
@@ -91,7 +109,7 @@ def reference(space, session, run, mask, coefficients):
         down = theta[slot.offset : slot.up_offset].view(slot.down_shape)
         up = theta[slot.up_offset : slot.end].view(slot.up_shape)
         weights.append(weight.double() + space.layout.scale * up @ down)
-    generator = torch.Generator().manual_seed(run.settings.seed * 1_000_003)
+    generator = torch.Generator().manual_seed(run.settings.seed * 1_000_003 + step)
     number = int(torch.randint(2, (1,), generator=generator))
     timestep = int(float(torch.rand(1, generator=generator)) * 1000)
     noise = torch.randn(1, 6, 4, 4, generator=generator).double()
@@ -119,25 +137,58 @@ def test_loss_gradient_and_one_adam_step_match_the_reference(space, masked, comp
     wanted.backward()
     count = len(run.model.coefficients)
     assert loss.item() == pytest.approx(wanted.item(), rel=1e-5)
-    torch.testing.assert_close(run.model.coefficients.grad.double(), coefficients.grad[:count], atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(
+        run.model.coefficients.grad.double(), coefficients.grad[:count], atol=1e-6, rtol=1e-4
+    )
     trained = coefficients.detach()[:count].clone().requires_grad_(True)
     trained.grad = coefficients.grad[:count].clone()
     torch.optim.Adam([trained], lr=0.1, betas=(0.9, 0.999), weight_decay=1e-2).step()
     run.optimizer.step()
-    torch.testing.assert_close(run.model.coefficients.detach().double(), trained.detach(), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(
+        run.model.coefficients.detach().double(), trained.detach(), atol=1e-4, rtol=1e-4
+    )
     assert torch.equal(run.model.all_coefficients()[count:], space.pad(start)[count:])
 
 
+def test_four_steps_of_adam_are_those_of_the_reference(space):
+    """Each with its own image, noise level and noise, from the numbers of the step before."""
+    start = space.coefficients[1] * 0.7
+    run, session = make(space, start, weight_decay=1e-3, learning_rate=0.05)
+    trained = run.model.all_coefficients().detach().double().requires_grad_(True)
+    optimizer = torch.optim.Adam([trained], lr=0.05, betas=(0.9, 0.999), weight_decay=1e-3)
+    before = trained.detach().clone()
+    for step in range(4):
+        run.optimizer.zero_grad()
+        loss = run.loss(session, None, step)
+        loss.backward()
+        run.optimizer.step()
+        run.model.refresh()
+        optimizer.zero_grad()
+        expected = reference(space, session, run, 1.0, trained, step)
+        expected.backward()
+        optimizer.step()
+        assert loss.item() == pytest.approx(expected.item(), rel=1e-4)
+    moved = float((trained.detach() - before).abs().max())
+    assert moved > 0.1
+    found = run.model.all_coefficients().detach().double()
+    assert float((found - trained.detach()).abs().max()) < 2e-3 * moved
+
+
 def test_with_a_prior_standard_deviations_are_trained_on_several_noise_samples(space):
-    """Loss and gradient by plain products in float64: the mean over noise_samples, and prior * |z|^2."""
+    """Loss and gradient by plain products in float64: the mean over noise_samples, and prior *
+    |z|^2.
+    """
     start = space.coefficients[2] * 0.5
     made_of = TrainablePoint(space, start, 100, whitened=True)
     torch.testing.assert_close(made_of.all_coefficients(), space.pad(start), rtol=1e-5, atol=1e-6)
     session = Session([made_of.weight_function([(layer, None)]) for layer in LAYERS])
-    run = Inversion(made_of, InversionSettings(steps=20, seed=5, prior=0.3, noise_samples=3, learning_rate=0.2))
+    run = Inversion(
+        model=made_of,
+        settings=InversionSettings(steps=20, seed=5, prior=0.3, noise_samples=3, learning_rate=0.2),
+    )
     loss = run.loss(session, None, 4)
     loss.backward()
-    plain = Inversion(made_of, InversionSettings(steps=20, seed=5, noise_samples=3))
+    plain = Inversion(model=made_of, settings=InversionSettings(steps=20, seed=5, noise_samples=3))
     numbers = made_of.coefficients.detach().clone()
     assert loss.item() == pytest.approx(
         plain.loss(session, None, 4).item() + 0.3 * float(numbers.square().sum()), rel=1e-5
@@ -157,25 +208,38 @@ def test_with_a_prior_standard_deviations_are_trained_on_several_noise_samples(s
     run.optimizer.zero_grad()
     rates = []
     run.run(session, None, lambda done: rates.append(run.optimizer.param_groups[0]["lr"]))
-    assert rates[0] == pytest.approx(0.02) and max(rates) < 0.2 and rates[-1] == pytest.approx(0.2 * 0.145)
+    assert (
+        rates[0] == pytest.approx(0.02)
+        and max(rates) < 0.2
+        and rates[-1] == pytest.approx(0.2 * 0.145)
+    )
 
 
 def test_samples_of_one_shape_share_an_evaluation(space):
-    """The loss of several samples is the mean of each alone; images of another size are evaluated apart."""
+    """The loss of several samples is the mean of each alone; images of another size are evaluated
+    apart.
+    """
     made_of = TrainablePoint(space, space.coefficients[2], 100)
     session = Session([made_of.weight_function([(layer, None)]) for layer in LAYERS])
     generator, calls, whole = members.generator(1), [], session.denoised
     session.latents.append(torch.randn(1, 6, 2, 3, generator=generator))
-    session.denoised = lambda noised, sigmas, rows: calls.append(list(rows)) or whole(noised, sigmas, rows)
+    session.denoised = lambda noised, sigmas, rows: (
+        calls.append(list(rows)) or whole(noised, sigmas, rows)
+    )
     drawn = [(0, 0.2), (2, 0.9), (1, 0.55), (0, 0.7)]
     samples = [
-        (number, part, torch.randn(session.latents[number].shape, generator=generator)) for number, part in drawn
+        (number, part, torch.randn(session.latents[number].shape, generator=generator))
+        for number, part in drawn
     ]
-    mask = inversion.latent_mask(torch.rand(2, 4, 4, generator=generator).round(), session.latents[0])
+    mask = inversion.latent_mask(
+        torch.rand(2, 4, 4, generator=generator).round(), session.latents[0]
+    )
     for area, chosen in ((None, samples), (mask, [samples[0], *samples[2:]])):
         each = torch.stack([inversion._loss(session, area, [sample]) for sample in chosen])
         calls.clear()
-        torch.testing.assert_close(inversion._loss(session, area, chosen), each.mean(), rtol=1e-5, atol=0)
+        torch.testing.assert_close(
+            inversion._loss(session, area, chosen), each.mean(), rtol=1e-5, atol=0
+        )
         assert calls == ([[0, 1, 0], [2]] if area is None else [[0, 1, 0]])
 
 
@@ -213,7 +277,9 @@ def test_a_run_resumes_exactly_from_its_checkpoint(space, tmp_path):
 
 
 def test_early_stop_takes_the_lowest_loss_on_held_out_noise(space, tmp_path):
-    """At a learning rate that overshoots, training ends a patience after its best step, resumed or not."""
+    """At a learning rate that overshoots, training ends a patience after its best step, resumed or
+    not.
+    """
     choices = {"steps": 300, "learning_rate": 2.0, "early_stop": 50}
     run, session = make(space, **choices)
     assert torch.equal(run.loss(session, None, 7), make(space)[0].loss(session, None, 7))

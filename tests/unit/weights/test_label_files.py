@@ -26,7 +26,9 @@ def test_labels_are_read_from_csv_and_json(space):
     found = labels.parse(text, space)
     assert found["beard"][:3].tolist()[::2] == [1, 0] and found["beard"][1] != found["beard"][1]
     assert found["glasses"][0] == 0 and found["glasses"][2] != found["glasses"][2]
-    same = labels.parse('{"member_00": {"beard": true, "glasses": 0}, "member_02": {"beard": 0}}', space)
+    same = labels.parse(
+        '{"member_00": {"beard": true, "glasses": 0}, "member_02": {"beard": 0}}', space
+    )
     for name in found:
         torch.testing.assert_close(same[name], found[name], equal_nan=True)
     from dataclasses import replace

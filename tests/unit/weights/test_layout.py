@@ -1,4 +1,6 @@
-"""The flat vector is that of the official release: 64 modules, 99,648 numbers, alphabetical, alpha 27."""
+"""The flat vector is that of the official release: 64 modules, 99,648 numbers, alphabetical, alpha
+27.
+"""
 
 import ast
 import csv
@@ -13,13 +15,17 @@ from glassbox.nodes.weights.flat_layout import Layout
 
 @pytest.fixture(scope="module")
 def table():
-    with open(repository.ROOT / "tests" / "data" / "weights" / "layout_sd15.csv", newline="") as file:
+    with open(
+        repository.ROOT / "tests" / "data" / "weights" / "layout_sd15.csv", newline=""
+    ) as file:
         return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")
 def official(table):
-    """A model of the release: numbers counted through, by its own keys, with the adapter's name baked in."""
+    """A model of the release: numbers counted through, by its own keys, with the adapter's name
+    baked in.
+    """
     flat = torch.arange(99_648, dtype=torch.float32)
     tensors = {}
     for row in table:
@@ -32,13 +38,17 @@ def official(table):
 @pytest.fixture(scope="module")
 def layout(official):
     lora = lora_reader.parse_tensors(official[1], {"r": 1, "lora_alpha": 27})
-    shapes = {name: (tuple(one.down.shape), tuple(one.up.shape)) for name, one in lora.layers.items()}
+    shapes = {
+        name: (tuple(one.down.shape), tuple(one.up.shape)) for name, one in lora.layers.items()
+    }
     return Layout.of(shapes, 1, 27.0)
 
 
 def test_the_sd15_layout_is_that_of_weight_dimensions(layout, table):
     assert (len(layout.slots), layout.size, layout.scale) == (64, 99_648, 27.0)
-    rows = [(int(row["offset"]), int(row["numel"]), ast.literal_eval(row["shape"])) for row in table]
+    rows = [
+        (int(row["offset"]), int(row["numel"]), ast.literal_eval(row["shape"])) for row in table
+    ]
     assert [row[:3] for row in layout.rows()] == rows
     assert [f"base_model.model.{row[3]}" for row in layout.rows()] == [row["key"] for row in table]
     blocks = [slot.offset for slot in layout.slots if slot.layer.endswith("attn1.to_q")]
@@ -86,7 +96,9 @@ def test_an_exported_point_has_kohya_keys_and_alpha_27(layout, official):
 
 
 def test_layers_of_an_original_checkpoint_are_the_same(layout):
-    """ComfyUI's trainer names layers by the original code: all 64 come out under their diffusers names."""
+    """ComfyUI's trainer names layers by the original code: all 64 come out under their diffusers
+    names.
+    """
     places = {
         f"down_blocks.{level}.attentions.{index}": f"input_blocks.{3 * level + index + 1}.1"
         for level in range(3)

@@ -49,29 +49,43 @@ def same(found, wanted):
         (members.old_diffusers, 1.0),
         (lambda made: members.comfyui(made, extra=False), 1.0),
     ],
-    ids=["kohya", "kohya without alpha", "PEFT", "PEFT with adapter name", "diffusers", "old diffusers", "ComfyUI"],
+    ids=[
+        "kohya",
+        "kohya without alpha",
+        "PEFT",
+        "PEFT with adapter name",
+        "diffusers",
+        "old diffusers",
+        "ComfyUI",
+    ],
 )
 def test_every_form_gives_the_same_change(made, form, scale):
     same(products(lora_reader.parse_tensors(form(made))), expected(made, scale))
 
 
-def test_alpha_of_a_peft_folder(made, peft, tmp_path):
+def test_alpha_of_a_peft_folder(made, tmp_path):
     folder = members.write_peft_folder(tmp_path / "ada", made, alpha=27)
     same(products(lora_reader.read(folder)), expected(made, 13.5))
     stabilized = members.write_peft_folder(tmp_path / "bob", made, alpha=4, use_rslora=True)
     same(products(lora_reader.read(stabilized)), expected(made, 4 / 2**0.5))
 
 
-def test_a_peft_folder_without_peft_is_one_sentence(made, tmp_path, monkeypatch):
+def test_a_peft_folder_is_read_without_peft_and_not_written(made, tmp_path, monkeypatch):
     folder = members.write_peft_folder(tmp_path / "ada", made, alpha=27)
     monkeypatch.setitem(sys.modules, "peft", None)
+    lora = lora_reader.read(folder)
+    same(products(lora), expected(made, 13.5))
     with pytest.raises(lora_reader.peft_files.MissingPeftError, match="pip install peft"):
-        lora_reader.read(folder)
+        lora_writer.write_peft(lora.layers, tmp_path / "bob")
 
 
 def test_alpha_in_the_header_of_newer_diffusers(made, tmp_path):
     path = tmp_path / "lora.safetensors"
-    save_file(members.diffusers(made), path, {"lora_adapter_metadata": '{"unet.r": 2, "unet.lora_alpha": 8}'})
+    save_file(
+        members.diffusers(made),
+        path,
+        {"lora_adapter_metadata": '{"unet.r": 2, "unet.lora_alpha": 8}'},
+    )
     same(products(lora_reader.read(path)), expected(made, 4.0))
 
 
@@ -83,7 +97,9 @@ def test_changes_outside_the_network_are_dropped_and_their_norms_reported(made):
     }
     lora = lora_reader.parse_tensors({**tensors, **te})
     assert set(lora.layers) == set(members.LAYERS)
-    assert lora.without_text().dropped == pytest.approx({"biases and norms": 12 * 0.25, "text encoder": 16.0})
+    assert lora.without_text().dropped == pytest.approx(
+        {"biases and norms": 12 * 0.25, "text encoder": 16.0}
+    )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +109,10 @@ def test_changes_outside_the_network_are_dropped_and_their_norms_reported(made):
         ({"lora_unet_x.dora_scale": torch.ones(2)}, "is a DoRA"),
         ({"lora_unet_x.hada_w1_a": torch.ones(2)}, "is a LoHa"),
         ({"lora_unet_x.lokr_w1": torch.ones(2)}, "is a LoKr"),
-        ({"lora_unet_mid_block_x.lora_up.weight": torch.ones(2, 1)}, "only one factor of mid_block.x"),
+        (
+            {"lora_unet_mid_block_x.lora_up.weight": torch.ones(2, 1)},
+            "only one factor of mid_block.x",
+        ),
         (
             {
                 "lora_unet_x.lora_up.weight": torch.full((2, 1), float("nan")),
@@ -101,8 +120,20 @@ def test_changes_outside_the_network_are_dropped_and_their_norms_reported(made):
             },
             "NaN or infinity in x",
         ),
-        ({"lora_unet_x.lora_up.weight": torch.ones(2, 3), "lora_unet_x.lora_down.weight": torch.ones(1, 2)}, "not fit"),
-        ({"lora_unet_x.lora_up.weight": torch.ones(2), "lora_unet_x.lora_down.weight": torch.ones(1, 2)}, "not fit"),
+        (
+            {
+                "lora_unet_x.lora_up.weight": torch.ones(2, 3),
+                "lora_unet_x.lora_down.weight": torch.ones(1, 2),
+            },
+            "not fit",
+        ),
+        (
+            {
+                "lora_unet_x.lora_up.weight": torch.ones(2),
+                "lora_unet_x.lora_down.weight": torch.ones(1, 2),
+            },
+            "not fit",
+        ),
         (
             {
                 "lora_unet_x.lora_up.weight": torch.ones(2, 1),
@@ -116,7 +147,18 @@ def test_changes_outside_the_network_are_dropped_and_their_norms_reported(made):
             "unknown keys, such as double_blocks.0",
         ),
     ],
-    ids=["PEFT DoRA", "DoRA", "LoHa", "LoKr", "half", "NaN", "ranks", "no matrix", "alpha", "unknown keys"],
+    ids=[
+        "PEFT DoRA",
+        "DoRA",
+        "LoHa",
+        "LoKr",
+        "half",
+        "NaN",
+        "ranks",
+        "no matrix",
+        "alpha",
+        "unknown keys",
+    ],
 )
 def test_other_adapters_and_damaged_factors_are_refused(made, tmp_path, change, sentence):
     path = tmp_path / "bad.safetensors"
@@ -126,9 +168,12 @@ def test_other_adapters_and_damaged_factors_are_refused(made, tmp_path, change, 
 
 
 def test_float8_factors_and_rank_patterns_are_read(made):
-    """float8 is read as it is; with a rank_pattern the scale is alpha over the layer's own rank, as in PEFT."""
+    """float8 is read as it is; with a rank_pattern the scale is alpha over the layer's own rank, as
+    in PEFT.
+    """
     small = {
-        key: value.to(torch.float8_e4m3fn) if value.ndim > 1 else value for key, value in members.kohya(made).items()
+        key: value.to(torch.float8_e4m3fn) if value.ndim > 1 else value
+        for key, value in members.kohya(made).items()
     }
     found = products(lora_reader.parse_tensors(small))
     for name, wanted in expected(made, 0.5).items():
@@ -165,7 +210,12 @@ def test_files_with_one_stem_keep_their_suffix(made, tmp_path):
         save_file(tensors, tmp_path / place)
     torch.save(tensors, tmp_path / "ada.pt")
     members.write_peft_folder(tmp_path / "bob", made, alpha=2)
-    assert [source.name for source in file_sources(tmp_path)] == ["ada.pt", "ada.safetensors", "b/ada", "bob"]
+    assert [source.name for source in file_sources(tmp_path)] == [
+        "ada.pt",
+        "ada.safetensors",
+        "b/ada",
+        "bob",
+    ]
 
 
 def test_files_without_a_lora_are_refused(tmp_path):
@@ -199,7 +249,11 @@ def test_shapes_come_from_the_header(made, tmp_path):
     path = tmp_path / "lora.safetensors"
     save_file(members.comfyui(made), path)
     wanted = {name: ((inputs,), (outputs,)) for name, (inputs, outputs) in members.LAYERS.items()}
-    assert lora_reader.read_header(path).shapes == wanted == lora_reader.header_of(lora_reader.read(path)).shapes
+    assert (
+        lora_reader.read_header(path).shapes
+        == wanted
+        == lora_reader.header_of(lora_reader.read(path)).shapes
+    )
 
 
 def test_an_exported_lora_reads_back(made):
@@ -220,9 +274,18 @@ def test_an_exported_lora_reads_back(made):
         ("diffusion_model.input_blocks.3.0.op", "down_blocks.0.downsamplers.0.conv"),
         ("diffusion_model.middle_block.2.emb_layers.1", "mid_block.resnets.1.time_emb_proj"),
         ("lora_unet_double_blocks_0_img_attn_qkv", "double_blocks.0.img_attn.qkv"),
-        ("transformer.single_transformer_blocks.3.attn.to_q", "single_transformer_blocks.3.attn.to_q"),
-        ("lora_transformer_transformer_blocks_3_ff_net_0_proj", "transformer_blocks.3.ff.net.0.proj"),
-        ("lora_unet_joint_blocks_0_context_block_attn_qkv", "joint_blocks.0.context_block.attn.qkv"),
+        (
+            "transformer.single_transformer_blocks.3.attn.to_q",
+            "single_transformer_blocks.3.attn.to_q",
+        ),
+        (
+            "lora_transformer_transformer_blocks_3_ff_net_0_proj",
+            "transformer_blocks.3.ff.net.0.proj",
+        ),
+        (
+            "lora_unet_joint_blocks_0_context_block_attn_qkv",
+            "joint_blocks.0.context_block.attn.qkv",
+        ),
     ],
 )
 def test_layer_names_are_canonical(name, canonical):
@@ -231,12 +294,19 @@ def test_layer_names_are_canonical(name, canonical):
 
 def test_the_base_model_family_follows_from_layer_widths():
     key = "down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_k"
-    assert [lora_keys.base_of({key: width}) for width in (768, 1024, 2048, 96)] == ["SD1.x", "SD2.x", "SDXL", "unknown"]
+    assert [lora_keys.base_of({key: width}) for width in (768, 1024, 2048, 96)] == [
+        "SD1.x",
+        "SD2.x",
+        "SDXL",
+        "unknown",
+    ]
     assert lora_keys.base_of({"double_blocks.0.img_attn.qkv": 3072}) == "Flux"
 
 
 def test_a_peft_folder_is_what_peft_loads(peft, tmp_path):
-    """peft itself reads the folder into a network of these layers: the outputs change by dW x (1e-5)."""
+    """peft itself reads the folder into a network of these layers: the outputs change by dW x
+    (1e-5).
+    """
 
     class Block(torch.nn.Module):
         def __init__(self):
@@ -252,13 +322,19 @@ def test_a_peft_folder_is_what_peft_loads(peft, tmp_path):
             torch.randn(2, 6, generator=generator), torch.randn(5, 2, generator=generator), 1.5
         ),
         "conv": lora_reader.Factors(
-            torch.randn(3, 3, 3, 3, generator=generator), torch.randn(4, 3, 1, 1, generator=generator), 0.5
+            torch.randn(3, 3, 3, 3, generator=generator),
+            torch.randn(4, 3, 1, 1, generator=generator),
+            0.5,
         ),
         "lora_te1_x": lora_reader.Factors(torch.ones(1, 2), torch.ones(2, 1)),
     }
     remark = lora_writer.write_peft(layers, tmp_path / "ada")
     assert "1 layers of text encoders are left out" in remark
-    block, x, image = Block(), torch.randn(2, 6, generator=generator), torch.randn(1, 3, 5, 5, generator=generator)
+    block, x, image = (
+        Block(),
+        torch.randn(2, 6, generator=generator),
+        torch.randn(1, 3, 5, 5, generator=generator),
+    )
     before = block(x, image)
     after = peft.PeftModel.from_pretrained(block, str(tmp_path / "ada"))(x, image)
     up, down = layers["to_q"].matrices()
@@ -268,7 +344,9 @@ def test_a_peft_folder_is_what_peft_loads(peft, tmp_path):
     torch.testing.assert_close(after[1] - before[1], change, atol=1e-5, rtol=1e-5)
     read = lora_reader.read(tmp_path / "ada").layers
     for name in ("to_q", "conv"):
-        torch.testing.assert_close(torch.mm(*read[name].matrices()), torch.mm(*layers[name].matrices()))
+        torch.testing.assert_close(
+            torch.mm(*read[name].matrices()), torch.mm(*layers[name].matrices())
+        )
 
 
 def test_a_reduced_export_reports_what_is_lost(made):
@@ -276,14 +354,21 @@ def test_a_reduced_export_reports_what_is_lost(made):
     layers = lora_reader.parse_tensors(members.kohya(made)).layers
     reduced, report = lora_writer.reduce(layers, 1)
     values = [torch.linalg.svdvals(one) for one in expected(made).values()]
-    kept = sum(float(one[0] ** 2) for one in values) / sum(float(one.square().sum()) for one in values)
+    kept = sum(float(one[0] ** 2) for one in values) / sum(
+        float(one.square().sum()) for one in values
+    )
     assert all(factors.rank == 1 for factors in reduced.values())
     assert f"{100 * kept:.2f} % of the change is kept" in report
-    same(products(lora_reader.Lora(lora_writer.reduce(layers, 0)[0])), products(lora_reader.Lora(layers)))
+    same(
+        products(lora_reader.Lora(lora_writer.reduce(layers, 0)[0])),
+        products(lora_reader.Lora(layers)),
+    )
 
 
 def test_the_oldest_format_is_read_by_its_order_of_layers():
-    """cloneofsimo's `unet:17:up`: nine layers a block, down, up and middle blocks, then CLIP's projections."""
+    """cloneofsimo's `unet:17:up`: nine layers a block, down, up and middle blocks, then CLIP's
+    projections.
+    """
     wanted = {
         0: "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q",
         4: "down_blocks.0.attentions.0.transformer_blocks.0.ff.net.0.proj",
@@ -293,10 +378,19 @@ def test_the_oldest_format_is_read_by_its_order_of_layers():
     }
     tensors = {}
     for number in wanted:
-        tensors |= {f"unet:{number}:down": torch.ones(2, 3), f"unet:{number}:up": torch.full((4, 2), 1.0 + number)}
-    tensors |= {"text_encoder:5:down": torch.ones(1, 3), "text_encoder:5:up": torch.ones(3, 1), "<s1>": torch.ones(3)}
+        tensors |= {
+            f"unet:{number}:down": torch.ones(2, 3),
+            f"unet:{number}:up": torch.full((4, 2), 1.0 + number),
+        }
+    tensors |= {
+        "text_encoder:5:down": torch.ones(1, 3),
+        "text_encoder:5:up": torch.ones(3, 1),
+        "<s1>": torch.ones(3),
+    }
     lora = lora_reader.parse_tensors(tensors)
-    assert {name: float(one.up[0, 0]) - 1 for name, one in lora.layers.items()} == {v: k for k, v in wanted.items()}
+    assert {name: float(one.up[0, 0]) - 1 for name, one in lora.layers.items()} == {
+        v: k for k, v in wanted.items()
+    }
     assert list(lora.text) == ["lora_te1_text_model_encoder_layers_1_self_attn_v_proj"]
     assert all(one.scale == 1 for one in lora.layers.values())
 
@@ -308,9 +402,12 @@ def test_layers_keep_their_name_in_the_file(made):
     layers = {layer: lora_reader.Factors(torch.ones(1, 8), torch.ones(8, 1)) for layer in kept}
     assert lora_writer.file_stems(layers, kept) == kept
     assert set(lora_writer.to_tensors(layers, kept)) == {
-        f"{kept['context_refiner.0.attention.to_q']}.{end}" for end in ("lora_A.weight", "lora_B.weight", "alpha")
+        f"{kept['context_refiner.0.attention.to_q']}.{end}"
+        for end in ("lora_A.weight", "lora_B.weight", "alpha")
     }
-    peft = {layer: stem.replace("diffusion_model", "base_model.model") for layer, stem in kept.items()}
+    peft = {
+        layer: stem.replace("diffusion_model", "base_model.model") for layer, stem in kept.items()
+    }
     assert lora_writer.file_stems(layers, peft) == {layer: f"transformer.{layer}" for layer in kept}
 
 
@@ -322,7 +419,9 @@ def test_a_control_lora_is_refused_by_its_layer():
 
 
 def test_a_full_rank_export_is_the_smallest_that_loses_nothing():
-    """Rank 3 hidden in factors of rank 9: found, and dW equal to 1e-5 relative; float16 within 1e-3."""
+    """Rank 3 hidden in factors of rank 9: found, and dW equal to 1e-5 relative; float16 within
+    1e-3.
+    """
     generator = torch.Generator().manual_seed(0)
     down = torch.randn(9, 3, generator=generator) @ torch.randn(3, 40, generator=generator)
     layers = {"a": lora_reader.Factors(down, torch.randn(24, 9, generator=generator), 0.3)}
@@ -336,7 +435,9 @@ def test_a_full_rank_export_is_the_smallest_that_loses_nothing():
 
 
 def test_factors_are_copied_where_they_are_parts_of_larger_tensors(made):
-    """Of a space's vector, which can be freed then; a factor on memory of its own is not held twice."""
+    """Of a space's vector, which can be freed then; a factor on memory of its own is not held
+    twice.
+    """
     flat = torch.arange(12.0)
     own, part = torch.ones(2, 3), flat[3:9].view(2, 3)
     factors = {"mid_block.attentions.0.proj_in": lora_reader.Factors(part, torch.ones(5, 2))}
@@ -345,4 +446,6 @@ def test_factors_are_copied_where_they_are_parts_of_larger_tensors(made):
     assert all(one.untyped_storage().nbytes() == one.nbytes for one in tensors.values())
     found = {name.rpartition("_proj_")[2]: one for name, one in tensors.items()}
     assert found["out.lora_down.weight"].data_ptr() == own.data_ptr()
-    assert torch.equal(found["in.lora_down.weight"], part) and found["out.lora_up.weight"].shape == (5, 2)
+    assert torch.equal(found["in.lora_down.weight"], part) and found[
+        "out.lora_up.weight"
+    ].shape == (5, 2)

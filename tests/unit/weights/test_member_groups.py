@@ -25,12 +25,16 @@ def test_copies_are_found_and_people_are_not():
     assert people(20, 1, 0)[0].groups == []
 
 
-@pytest.mark.parametrize("names", [("ada-000010", "ada-000020", "ada"), ("a_20_steps_00001_", "a_40_steps_00001_")])
+@pytest.mark.parametrize(
+    "names", [("ada-000010", "ada-000020", "ada"), ("a_20_steps_00001_", "a_40_steps_00001_")]
+)
 def test_steps_in_names_need_less_likeness(names):
     """Cosine .5 is a copy under such names and none under others; names alone are not enough."""
     generator = np.random.default_rng(0)
     base = generator.normal(size=4000)
-    rows = [base + generator.normal(size=4000) for _ in names] + [generator.normal(size=4000) for _ in range(8)]
+    rows = [base + generator.normal(size=4000) for _ in names] + [
+        generator.normal(size=4000) for _ in range(8)
+    ]
     rows = np.stack(rows) - np.mean(rows, axis=0)
     gram = np.triu(rows @ rows.T)
     others = [f"p{number}" for number in range(8)]
@@ -62,9 +66,14 @@ def test_a_build_names_near_copies(tmp_path):
     alike = {layer: (down, up + 0.005) for layer, (down, up) in made.items()}
     save_file(members.kohya(alike), folder / "member_03-000010.safetensors")
     settings = space_builder.BuildSettings(form="weight_updates", rank=0)
-    space = space_builder.build(member_sources.file_sources(folder), settings, tmp_path / "space.safetensors")
+    space = space_builder.build(
+        member_sources.file_sources(folder), settings, tmp_path / "space.safetensors"
+    )
     assert space.groups == [["member_03-000010", "member_03"]]
-    assert "Near copies, one member for directions: member_03-000010, member_03." in space_report.describe_space(space)
+    assert (
+        "Near copies, one member for directions: member_03-000010, member_03."
+        in space_report.describe_space(space)
+    )
 
 
 @pytest.fixture(scope="module")
@@ -77,42 +86,73 @@ def strangers(tmp_path_factory):
         for seed, (layer, (inputs, outputs)) in enumerate(members.LAYERS.items()):
             generator = members.generator(50 * (number - (number == 8)) + seed)
             strength = 0.2 if number in (3, 4) else 1.0
-            down, up = torch.randn(2, inputs, generator=generator), torch.randn(outputs, 2, generator=generator)
-            made[layer] = (down, strength * up + (0.1 * torch.randn(outputs, 2) if number == 8 else 0))
+            down, up = (
+                torch.randn(2, inputs, generator=generator),
+                torch.randn(outputs, 2, generator=generator),
+            )
+            made[layer] = (
+                down,
+                strength * up + (0.1 * torch.randn(outputs, 2) if number == 8 else 0),
+            )
         save_file(members.kohya(made, 2.0), folder / f"m{number}.safetensors")
-        updates[f"m{number}"] = torch.cat([(up @ down).flatten().double() for down, up in made.values()])
+        updates[f"m{number}"] = torch.cat(
+            [(up @ down).flatten().double() for down, up in made.values()]
+        )
     settings = space_builder.BuildSettings(form="weight_updates", rank=0, energy=0.95)
-    space = space_builder.build(member_sources.file_sources(folder), settings, folder / "space.safetensors")
+    space = space_builder.build(
+        member_sources.file_sources(folder), settings, folder / "space.safetensors"
+    )
     return folder, updates, space
 
 
 def test_likeness_is_the_cosine_of_updates(strangers):
-    """Against full updates, to what the common basis leaves out (energy .95): weak members are not alike."""
+    """Against full updates, to what the common basis leaves out (energy .95): weak members are not
+    alike.
+    """
     _, updates, space = strangers
     for name in ("m0", "m3", "m8"):
         found = dict(projection.nearest_members(points.member_point(space, name), 9))
         for other, value in found.items():
-            wanted = float(updates[name] @ updates[other] / updates[name].norm() / updates[other].norm())
+            wanted = float(
+                updates[name] @ updates[other] / updates[name].norm() / updates[other].norm()
+            )
             assert abs(value - wanted) < 0.05, (name, other)
     assert dict(projection.nearest_members(points.member_point(space, "m3"), 9))["m4"] < 0.3
 
 
 def test_the_error_of_a_projection_is_against_the_file(strangers):
-    """A member loses what the basis leaves out; a stranger keeps nearly nothing and counts as none of the space."""
+    """A member loses what the basis leaves out; a stranger keeps nearly nothing and counts as none
+    of the space.
+    """
     folder, updates, space = strangers
     lora = lora_reader.read(folder / "m0.safetensors")
     point, report = projection.project(space, lora, 1000, "m0")
-    made = torch.cat([torch.mm(*point.layers()[name].matrices(torch.float64)).flatten() for name in members.LAYERS])
+    made = torch.cat(
+        [
+            torch.mm(*point.layers()[name].matrices(torch.float64)).flatten()
+            for name in members.LAYERS
+        ]
+    )
     error = float((made - updates["m0"]).norm() / updates["m0"].norm())
     assert error > 0.01 and f"against the whole LoRA: {error:.3f}; the point explains" in report
     generator = members.generator(7)
     other = {
-        layer: (torch.randn(2, inputs, generator=generator), torch.randn(outputs, 2, generator=generator))
+        layer: (
+            torch.randn(2, inputs, generator=generator),
+            torch.randn(outputs, 2, generator=generator),
+        )
         for layer, (inputs, outputs) in members.LAYERS.items()
     }
-    point, report = projection.project(space, lora_reader.parse_tensors(members.kohya(other, 2.0)), 1000, "stranger")
+    point, report = projection.project(
+        space, lora_reader.parse_tensors(members.kohya(other, 2.0)), 1000, "stranger"
+    )
     whole = torch.cat([(up @ down).flatten().double() for down, up in other.values()])
-    made = torch.cat([torch.mm(*point.layers()[name].matrices(torch.float64)).flatten() for name in members.LAYERS])
+    made = torch.cat(
+        [
+            torch.mm(*point.layers()[name].matrices(torch.float64)).flatten()
+            for name in members.LAYERS
+        ]
+    )
     assert f"against the whole LoRA: {float((made - whole).norm() / whole.norm()):.3f}" in report
     assert "so it is none of this space" in report and "cosine of dW" in report
 

@@ -1,4 +1,6 @@
-"""Numbers in reports against dense matrices, fractions that add up to 1, and criteria that disagree."""
+"""Numbers in reports against dense matrices, fractions that add up to 1, and criteria that
+disagree.
+"""
 
 import itertools
 import math
@@ -9,7 +11,14 @@ import numpy as np
 import pytest
 import torch
 from glassbox.nodes.common import lora_reader
-from glassbox.nodes.weights import directions, member_sources, points, projection, space_builder, space_report
+from glassbox.nodes.weights import (
+    directions,
+    member_sources,
+    points,
+    projection,
+    space_builder,
+    space_report,
+)
 from glassbox.nodes.weights.directions import FitMethod
 from glassbox.nodes.weights.space import Form, Point, flatten_lora
 from safetensors.torch import save_file
@@ -40,20 +49,29 @@ def made():
 
 @pytest.fixture(scope="module", params=[Form.SINGULAR_VALUES, Form.WEIGHT_UPDATES])
 def space(made, tmp_path_factory, request):
-    """One of rank 2 and five components, so that both the rank and the components lose something."""
+    """One of rank 2 and five components, so that both the rank and the components lose
+    something.
+    """
     folder = tmp_path_factory.mktemp("dense")
     for name, factors in made.items():
         save_file(members.kohya(factors, 3.0), folder / f"{name}.safetensors")
     settings = space_builder.BuildSettings(form=request.param, rank=2, components=5)
-    return space_builder.build(member_sources.file_sources(folder), settings, folder / "s" / "s.safetensors")
+    return space_builder.build(
+        member_sources.file_sources(folder), settings, folder / "s" / "s.safetensors"
+    )
 
 
 def kept_by_rank(space, updates):
-    """Of the full update of each layer: what its two largest singular values, or the common bases, hold."""
+    """Of the full update of each layer: what its two largest singular values, or the common bases,
+    hold.
+    """
     if space.form == Form.SINGULAR_VALUES:
-        return sum(float(torch.linalg.svdvals(one)[:2].square().sum()) for one in updates.values()) / squared(updates)
+        return sum(
+            float(torch.linalg.svdvals(one)[:2].square().sum()) for one in updates.values()
+        ) / squared(updates)
     cores = (
-        basis.left.double().T @ updates[layer] @ basis.right.double().T for layer, basis in space.layout.bases.items()
+        basis.left.double().T @ updates[layer] @ basis.right.double().T
+        for layer, basis in space.layout.bases.items()
     )
     return sum(float(core.square().sum()) for core in cores) / squared(updates)
 
@@ -64,10 +82,15 @@ def percent(fraction, digits=1):
 
 def test_what_the_rank_keeps(space, made):
     kept = [kept_by_rank(space, dense(one)) for one in made.values()]
-    torch.testing.assert_close(space.kept.double(), torch.tensor(kept, dtype=torch.float64), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        space.kept.double(), torch.tensor(kept, dtype=torch.float64), atol=1e-5, rtol=0
+    )
     text = space_report.describe_space(space)
     ends = f"({percent(min(kept))} to {percent(max(kept))} %)"
-    assert f"keeps {percent(np.mean(kept))} % of a member's change on average {ends}" in text and max(kept) < 0.99
+    assert (
+        f"keeps {percent(np.mean(kept))} % of a member's change on average {ends}" in text
+        and max(kept) < 0.99
+    )
     (lost,) = re.findall(r"Left out on average: (?:rank|common basis), ([\d.]+) %", text)
     assert float(lost) == pytest.approx(100 * (1 - np.mean(kept)), abs=0.02)
 
@@ -77,10 +100,14 @@ def test_what_the_components_keep(space):
     standard = standardized(space)
     inside = (standard @ space.basis.double().T).square().sum(1) / standard.square().sum(1)
     lines = space_report.describe_members(space, 4).splitlines()
-    assert lines[0].startswith(f"5 components keep {percent(float(inside.mean()))} % of a member on average")
+    assert lines[0].startswith(
+        f"5 components keep {percent(float(inside.mean()))} % of a member on average"
+    )
     worst = inside.argsort()[:4].tolist()
     for line, row in zip(lines[1:], worst, strict=True):
-        name, components, rank = re.fullmatch(r"  (\w+): components ([\d.]+) %, rank ([\d.]+) %", line).groups()
+        name, components, rank = re.fullmatch(
+            r"  (\w+): components ([\d.]+) %, rank ([\d.]+) %", line
+        ).groups()
         assert name == space.members[row]
         assert float(components) == pytest.approx(100 * float(inside[row]), abs=0.11)
         assert float(rank) == pytest.approx(100 * float(space.kept[row]), abs=0.06)
@@ -92,7 +119,9 @@ def standardized(space):
     for seed in range(COUNT):
         factors = members.factors(seed, 3)
         layers = {name: lora_reader.Factors(down, up) for name, (down, up) in factors.items()}
-        flat, _ = flatten_lora(lora_reader.Lora(layers, {}, {}), space.layout, space.form, space.sign_reference)
+        flat, _ = flatten_lora(
+            lora_reader.Lora(layers, {}, {}), space.layout, space.form, space.sign_reference
+        )
         rows.append((flat.double() - space.mean.double()) / space.deviation.double())
     return torch.stack(rows)
 
@@ -100,13 +129,20 @@ def standardized(space):
 def test_the_variance_that_components_explain(space):
     values = torch.linalg.svdvals(standardized(space) - standardized(space).mean(0)).square()
     explained = values[:5] / values.sum()
-    half = next(n for n in range(1, 6) if float(explained[:n].sum()) >= 0.5 * float(explained.sum()))
-    text = f"5 components explain {percent(float(explained.sum()))} % of the members' variance; half of that is in the "
+    half = next(
+        n for n in range(1, 6) if float(explained[:n].sum()) >= 0.5 * float(explained.sum())
+    )
+    text = (
+        f"5 components explain {percent(float(explained.sum()))} % of the members' variance; half "
+        "of that is in the "
+    )
     assert f"{text}first {half}." in space_report.describe_space(space)
 
 
 def test_fractions_of_a_lora_add_up_to_one(space, made, tmp_path):
-    """What is left out for each reason, and what stays, of a LoRA with a layer that the space does not have."""
+    """What is left out for each reason, and what stays, of a LoRA with a layer that the space does
+    not have.
+    """
     factors = {**members.factors(77, 3), **members.factors(5, 3, FOREIGN)}
     updates = dense(factors)
     whole, foreign = squared(updates), squared({name: updates[name] for name in FOREIGN})
@@ -121,7 +157,9 @@ def test_parts_that_a_reader_drops_are_part_of_the_whole(space, made):
     layers = {name: lora_reader.Factors(down, up) for name, (down, up) in made["m3"].items()}
     whole = squared(dense(made["m3"]))
     dropped = {"biases": 0.5 * whole, "norms": 0.25 * whole}
-    _, lost = flatten_lora(lora_reader.Lora(layers, {}, dropped), space.layout, space.form, space.sign_reference)
+    _, lost = flatten_lora(
+        lora_reader.Lora(layers, {}, dropped), space.layout, space.form, space.sign_reference
+    )
     assert lost["biases"] == pytest.approx(0.5 / 1.75, rel=1e-4) and lost["norms"] == pytest.approx(
         0.25 / 1.75, rel=1e-4
     )
@@ -129,8 +167,30 @@ def test_parts_that_a_reader_drops_are_part_of_the_whole(space, made):
     assert sum(lost.values()) == pytest.approx(0.75 / 1.75 + (1 - kept) / 1.75, rel=1e-3)
 
 
+@pytest.mark.parametrize("form", [Form.SINGULAR_VALUES, Form.WEIGHT_UPDATES])
+def test_what_one_member_alone_leaves_out_counts_as_nothing_in_the_others(made, tmp_path, form):
+    """A bias, in the mean over four members of which one has it."""
+    bias = torch.randn(30, generator=torch.Generator().manual_seed(1))
+    for number, (name, factors) in enumerate(list(made.items())[:4]):
+        tensors = members.kohya(factors, 3.0)
+        if number == 2:
+            tensors["lora_unet_mid_block_attentions_0_proj_in.diff_b"] = bias
+        save_file(tensors, tmp_path / f"{name}.safetensors")
+    space = space_builder.build(
+        member_sources.file_sources(tmp_path),
+        space_builder.BuildSettings(form=form, rank=2, components=2),
+        tmp_path / "s" / "s.safetensors",
+    )
+    size = float(bias.double().square().sum())
+    fraction = size / (size + squared(dense(made["m2"])))
+    assert fraction > 0.01
+    assert space.about["lost"]["biases and norms"] == pytest.approx(fraction / 4, rel=1e-4)
+
+
 def test_the_report_of_a_projection(space, tmp_path):
-    """Its distance from the LoRA by full updates, its length by standardized numbers, its neighbors by cosine."""
+    """Its distance from the LoRA by full updates, its length by standardized numbers, its neighbors
+    by cosine.
+    """
     found = lora(tmp_path, members.factors(77, 3))
     point, report = projection.project(space, found, 4, "it")
     flat, _ = flatten_lora(found, space.layout, space.form, space.sign_reference)
@@ -139,18 +199,31 @@ def test_the_report_of_a_projection(space, tmp_path):
     torch.testing.assert_close(point.coefficients[:4].double(), coefficients, atol=1e-4, rtol=1e-4)
     assert not point.coefficients[4:].any()
     inside = float(coefficients.square().sum() / standard.square().sum())
-    assert f"Kept by the space's components: {percent(inside)} % of its difference from the mean" in report
-    rebuilt = space.mean.double() + space.deviation.double() * (coefficients @ space.basis[:4].double())
+    assert (
+        f"Kept by the space's components: {percent(inside)} % of its difference from the mean"
+        in report
+    )
+    rebuilt = space.mean.double() + space.deviation.double() * (
+        coefficients @ space.basis[:4].double()
+    )
     whole, other = dense(members.factors(77, 3)), products(space.layout.unflatten(rebuilt.float()))
     apart = squared({name: whole[name] - other[name] for name in whole}) / squared(whole)
-    assert f"|dW - dW'| / |dW| against the whole LoRA: {apart**0.5:.3f}; the point explains" in report
+    assert (
+        f"|dW - dW'| / |dW| against the whole LoRA: {apart**0.5:.3f}; the point explains" in report
+    )
     assert f"{percent(max(1 - apart, 0))} % of |dW|^2" in report
     rows = space.coefficients.double()
-    what, cosines = "coefficients", rows[:, :4] @ coefficients / rows.norm(dim=1) / coefficients.norm()
+    what, cosines = (
+        "coefficients",
+        rows[:, :4] @ coefficients / rows.norm(dim=1) / coefficients.norm(),
+    )
     if space.form == "weight_updates":
         flats = space.mean.double() + space.deviation.double() * (rows @ space.basis.double())
         what, cosines = "dW", flats @ flat.double() / flats.norm(dim=1) / squared(whole) ** 0.5
-    best = ", ".join(f"{space.members[row]} {float(cosines[row]):+.3f}" for row in cosines.argsort(descending=True)[:3])
+    best = ", ".join(
+        f"{space.members[row]} {float(cosines[row]):+.3f}"
+        for row in cosines.argsort(descending=True)[:3]
+    )
     assert f"Nearest members by cosine of {what}: {best}." in report
 
 
@@ -171,7 +244,10 @@ def test_the_report_of_a_point(space):
     scores = (wanted - rows.mean(0)) / rows.std(0)
     far = scores.abs().argsort(descending=True)[:3]
     named = ", ".join(f"PC {int(row) + 1} ({float(scores[row]):+.2f})" for row in far)
-    assert f"coefficient {float(scores.square().mean().sqrt()):.2f} standard deviations; most extreme {named}." in text
+    assert (
+        f"coefficient {float(scores.square().mean().sqrt()):.2f} standard deviations; most extreme "
+        f"{named}." in text
+    )
 
 
 def test_a_mixture_is_the_mixture_of_full_updates(space, made):
@@ -179,7 +255,9 @@ def test_a_mixture_is_the_mixture_of_full_updates(space, made):
     one, other = (points.member_point(space, name) for name in ("m1", "m4"))
     mixed = Point(space, 0.3 * one.coefficients + 0.5 * other.coefficients, "mixed")
     base, first, second = space.rebuild(torch.zeros(5)), one.flat, other.flat
-    torch.testing.assert_close(mixed.flat, base + 0.3 * (first - base) + 0.5 * (second - base), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(
+        mixed.flat, base + 0.3 * (first - base) + 0.5 * (second - base), atol=1e-5, rtol=1e-4
+    )
 
 
 def population(count=60, seed=0):
@@ -189,9 +267,13 @@ def population(count=60, seed=0):
     return numbers, (numbers[:, 0] + generator.normal(size=count) > 0.4).astype(float)
 
 
-@pytest.mark.parametrize("method", [FitMethod.LEAST_SQUARES, FitMethod.MEAN_DIFFERENCE, FitMethod.RIDGE])
+@pytest.mark.parametrize(
+    "method", [FitMethod.LEAST_SQUARES, FitMethod.MEAN_DIFFERENCE, FitMethod.RIDGE]
+)
 def test_reliability_does_not_depend_on_where_the_mean_lies(method):
-    """Each half is centered by itself: neither coefficients nor labels far from 0 change anything."""
+    """Each half is centered by itself: neither coefficients nor labels far from 0 change
+    anything.
+    """
     numbers, target = population()
     found = directions.split_half(numbers, target, method)
     moved = directions.split_half(numbers + np.array([50, -20, 7, 0, 0, 3]), target + 10, method)
@@ -210,17 +292,20 @@ def test_reliability_by_its_definition():
         for rows in (half, ~half):
             x, y = numbers[rows] - numbers[rows].mean(0), target[rows] - target[rows].mean()
             normals.append(np.linalg.solve(x.T @ x, x.T @ y))
-        cosines.append(normals[0] @ normals[1] / np.linalg.norm(normals[0]) / np.linalg.norm(normals[1]))
+        cosines.append(
+            normals[0] @ normals[1] / np.linalg.norm(normals[0]) / np.linalg.norm(normals[1])
+        )
     found, _ = directions.split_half(numbers, target, FitMethod.LEAST_SQUARES, permutations=0)
     assert found == pytest.approx(np.mean(cosines), abs=1e-9)
 
 
 @pytest.mark.parametrize(
-    ("accuracy", "reliability"), list(itertools.product(["above", "equal", "below", "unknown"], repeat=2))
+    ("accuracy", "reliability"),
+    list(itertools.product(["above", "equal", "below", "unknown"], repeat=2)),
 )
 def test_a_direction_is_noise_if_either_measure_fails(space, monkeypatch, accuracy, reliability):
     values = {"above": 0.8, "equal": 0.6, "below": 0.4, "unknown": math.nan}
-    monkeypatch.setattr(directions, "_cross_validate", lambda *_: (values[accuracy], 0.6))
+    monkeypatch.setattr(directions, "_cross_validate", lambda *_, **__: (values[accuracy], 0.6))
     monkeypatch.setattr(directions, "split_half", lambda *_, **__: (values[reliability], 0.6))
     labels = {"beard": torch.arange(COUNT) % 2 * 1.0}
     found = directions.fit(space, labels, 3, FitMethod.LEAST_SQUARES)["beard"]

@@ -1,4 +1,6 @@
-"""The official release's files, made small: read without executing a pickle, negative deviations kept."""
+"""The official release's files, made small: read without executing a pickle, negative deviations
+kept.
+"""
 
 import members
 import pytest
@@ -39,9 +41,13 @@ def test_the_release_becomes_a_space(labeled, tmp_path):
 
 
 def test_models_are_rebuilt_as_the_official_code_does(release, tmp_path):
-    """theta = (beta @ V[:, :k].T) * std + mean, split by weight_dimensions; and y = x (W + 27 B A)^T."""
+    """theta = (beta @ V[:, :k].T) * std + mean, split by weight_dimensions; and y = x (W + 27 B
+    A)^T.
+    """
     folder, tensors = release
-    space, _ = official_release.convert(folder, tmp_path / "people.safetensors", COMPONENTS, "float32")
+    space, _ = official_release.convert(
+        folder, tmp_path / "people.safetensors", COMPONENTS, "float32"
+    )
     beta = torch.randn(1, COMPONENTS, generator=members.generator(5))
     theta = (beta @ tensors["V"].T) * tensors["std"] + tensors["mean"]
     point = Point(space, beta[0])
@@ -66,13 +72,19 @@ def test_its_labels_give_the_official_directions(labeled, tmp_path):
     point = points.sample(space.with_directions(fitted), 3, 1, 1000, 1.0)[0]
     assert not point.coefficients[KNOWN:].any()
     moved = edit_text.edit(point, "Bald: -800000", units=edit_text.Units.RAW)
-    torch.testing.assert_close(moved.coefficients, point.coefficients - 800000 * fitted["Bald"].vector)
+    torch.testing.assert_close(
+        moved.coefficients, point.coefficients - 800000 * fitted["Bald"].vector
+    )
 
 
 def test_the_layout_is_that_of_its_lora_files(release, tmp_path):
     space, _ = official_release.convert(release[0], tmp_path / "people.safetensors", 4, "float32")
-    lora = lora_reader.parse_tensors(members.peft(members.factors(0), "identity1"), {"r": 1, "lora_alpha": 27})
-    shapes = {name: (tuple(one.down.shape), tuple(one.up.shape)) for name, one in lora.layers.items()}
+    lora = lora_reader.parse_tensors(
+        members.peft(members.factors(0), "identity1"), {"r": 1, "lora_alpha": 27}
+    )
+    shapes = {
+        name: (tuple(one.down.shape), tuple(one.up.shape)) for name, one in lora.layers.items()
+    }
     assert space.layout == Layout.of(shapes, 1, 27.0)
 
 

@@ -1,8 +1,10 @@
-"""Sampling, edits, directions and mixing against the formulas of the paper and its official code."""
+"""Sampling, edits, directions and mixing against the formulas of the paper and its official
+code.
+"""
 
 import dataclasses
-import sys
 
+import absent_packages
 import members
 import numpy as np
 import pytest
@@ -43,15 +45,21 @@ def known_labels(space):
 
 @pytest.fixture(scope="module")
 def directed(space, known_labels):
-    return space.with_directions(directions.fit(space, known_labels, 6, directions.FitMethod.LEAST_SQUARES))
+    return space.with_directions(
+        directions.fit(space, known_labels, 6, directions.FitMethod.LEAST_SQUARES)
+    )
 
 
 def test_sample_is_the_official_loop(space):
-    """`sample_weights`: torch.normal(mean_k, factor * std_k, (1, 1)) in a loop, mean and unbiased std of the rows."""
+    """`sample_weights`: torch.normal(mean_k, factor * std_k, (1, 1)) in a loop, mean and unbiased
+    std of the rows.
+    """
     mean, deviation = space.coefficients.mean(0), space.coefficients.std(0)
     with torch.random.fork_rng():
         torch.manual_seed(42)
-        wanted = [torch.normal(float(mean[k]), 0.8 * float(deviation[k]), (1, 1))[0, 0] for k in range(7)]
+        wanted = [
+            torch.normal(float(mean[k]), 0.8 * float(deviation[k]), (1, 1))[0, 0] for k in range(7)
+        ]
     point = points.sample(space, 42, 1, 7, 0.8)[0]
     torch.testing.assert_close(point.coefficients[:7], torch.stack(wanted), atol=1e-6, rtol=1e-6)
     assert not point.coefficients[7:].any() and len(point.coefficients) == space.components
@@ -67,7 +75,9 @@ def test_samples_have_the_members_spread_and_leave_the_generator_alone(space):
 
 
 def test_least_squares_is_the_pseudoinverse(space, known_labels):
-    """Official `get_direction`: n = pinverse @ labels on the first components, no intercept, padded with zeros."""
+    """Official `get_direction`: n = pinverse @ labels on the first components, no intercept, padded
+    with zeros.
+    """
     fitted = directions.fit(space, known_labels, 6, directions.FitMethod.LEAST_SQUARES)
     for name, one in fitted.items():
         wanted = torch.linalg.pinv(space.coefficients[:, :6].double()) @ known_labels[name].double()
@@ -81,9 +91,9 @@ def test_least_squares_is_the_pseudoinverse(space, known_labels):
 def test_labels_of_plus_and_minus_one_double_the_vector(space, known_labels):
     """The direction is the same, because the coefficients have mean 0."""
     once = directions.fit(space, known_labels, 6, directions.FitMethod.LEAST_SQUARES)["beard"]
-    twice = directions.fit(space, {"beard": 2 * known_labels["beard"] - 1}, 6, directions.FitMethod.LEAST_SQUARES)[
-        "beard"
-    ]
+    twice = directions.fit(
+        space, {"beard": 2 * known_labels["beard"] - 1}, 6, directions.FitMethod.LEAST_SQUARES
+    )["beard"]
     torch.testing.assert_close(twice.vector, 2 * once.vector, atol=1e-5, rtol=1e-4)
     assert twice.max_projection == pytest.approx(once.max_projection, rel=1e-4)
 
@@ -98,7 +108,9 @@ def test_unknown_labels_are_left_out(space, known_labels):
     values = known_labels["beard"].clone()
     values[::3] = float("nan")
     known = torch.isfinite(values)
-    fitted = directions.fit(space, {"beard": values}, 4, directions.FitMethod.LEAST_SQUARES)["beard"]
+    fitted = directions.fit(space, {"beard": values}, 4, directions.FitMethod.LEAST_SQUARES)[
+        "beard"
+    ]
     wanted = torch.linalg.pinv(space.coefficients[known, :4].double()) @ values[known].double()
     torch.testing.assert_close(fitted.vector[:4].double(), wanted, atol=1e-6, rtol=1e-5)
     with pytest.raises(ValueError, match="one value for all members"):
@@ -115,7 +127,9 @@ def test_attributes_that_never_vary_are_left_out(known_labels):
 
 
 def test_debiasing_one_after_another_and_jointly():
-    """Official `debias`: in turn only the last is exactly orthogonal and the order matters; jointly all are."""
+    """Official `debias`: in turn only the last is exactly orthogonal and the order matters; jointly
+    all are.
+    """
     generator = torch.Generator().manual_seed(3)
     n, d, e = (torch.randn(20, generator=generator) for _ in range(3))
     e = e + 0.5 * d
@@ -126,7 +140,9 @@ def test_debiasing_one_after_another_and_jointly():
     once = directions.debias(n, [d], directions.Debiasing.SEQUENTIAL)
     assert abs(cosine(once, d)) < 1e-6
     torch.testing.assert_close(once, n - (n @ d) / (d @ d) * d)
-    forward, backward = (directions.debias(n, order, directions.Debiasing.SEQUENTIAL) for order in ([d, e], [e, d]))
+    forward, backward = (
+        directions.debias(n, order, directions.Debiasing.SEQUENTIAL) for order in ([d, e], [e, d])
+    )
     assert abs(cosine(forward, e)) < 1e-6 < 0.01 < abs(cosine(forward, d))
     assert not torch.allclose(forward, backward, atol=1e-3)
     joint = directions.debias(n, [d, e], directions.Debiasing.JOINT)
@@ -135,11 +151,15 @@ def test_debiasing_one_after_another_and_jointly():
 
 
 def test_a_strength_of_one_is_the_largest_projection(directed):
-    """Appendix F: alpha = max((D @ n) / |n|) along the unit vector; raw adds the vector as it is."""
+    """Appendix F: alpha = max((D @ n) / |n|) along the unit vector; raw adds the vector as it
+    is.
+    """
     point = points.sample(directed, 0, 1, 100, 1.0)[0]
     vector = directed.directions["beard"].vector
     moved = edit_text.edit(point, "beard: 1").coefficients - point.coefficients
-    assert float(moved.norm()) == pytest.approx(float((directed.coefficients @ vector).max() / vector.norm()), rel=1e-5)
+    assert float(moved.norm()) == pytest.approx(
+        float((directed.coefficients @ vector).max() / vector.norm()), rel=1e-5
+    )
     raw = edit_text.edit(point, "beard: -500000", units=edit_text.Units.RAW).coefficients
     torch.testing.assert_close(raw, point.coefficients - 500000 * vector)
 
@@ -148,7 +168,9 @@ def test_edits_in_one_node_equal_edits_in_two(directed):
     point = points.sample(directed, 5, 1, 100, 1.0)[0]
     for preserved in ("", "hair"):
         one = edit_text.edit(point, "beard: 0.8, glasses: -0.5", preserved)
-        two = edit_text.edit(edit_text.edit(point, "beard: 0.8", preserved), "glasses: -0.5", preserved)
+        two = edit_text.edit(
+            edit_text.edit(point, "beard: 0.8", preserved), "glasses: -0.5", preserved
+        )
         assert torch.equal(one.coefficients, two.coefficients)
         assert torch.equal(one.flat, two.flat)
     assert edit_text.edit(point, "beard: 0") is point and edit_text.edit(point, "") is point
@@ -163,7 +185,9 @@ def test_an_edited_model_is_rebuilt_from_its_coefficients(directed, text, units)
     wanted = directed.mean.double() + directed.deviation.double() * (
         moved.coefficients.double() @ directed.rows(0, directed.components).double()
     )
-    torch.testing.assert_close(moved.flat.double(), wanted, atol=1e-6 * float(wanted.abs().max()), rtol=1e-4)
+    torch.testing.assert_close(
+        moved.flat.double(), wanted, atol=1e-6 * float(wanted.abs().max()), rtol=1e-4
+    )
     assert not torch.equal(moved.flat, point.flat)
 
 
@@ -172,10 +196,15 @@ def test_many_edits_rebuild_once_and_a_point_keeps_no_weights(directed, monkeypa
     """One read of the basis whatever the number of edits, and none before weights are requested."""
     read = []
     monkeypatch.setattr(
-        space_module, "flat_weights", lambda *args: read.append(args) or directed.mean + args[0].sum(), raising=True
+        space_module,
+        "flat_weights",
+        lambda *args, **_: read.append(args) or directed.mean + args[0].sum(),
+        raising=True,
     )
     point = points.sample(directed, 5, 1, 100, 1.0)[0]
-    moved = edit_text.edit(point, "\n".join(f"PC {number % 20 + 1}: 0.5" for number in range(count)))
+    moved = edit_text.edit(
+        point, "\n".join(f"PC {number % 20 + 1}: 0.5" for number in range(count))
+    )
     moved = edit_text.edit(moved, "beard: 0.8")
     assert not read
     moved.layers()
@@ -190,41 +219,63 @@ def deep():
     generator = torch.Generator().manual_seed(6)
     layout = flat_layout.Layout.of(dict.fromkeys("ab", ((2, 5), (7, 2))), 2, 2.0)
     mean, *basis = torch.randn(257, layout.size, generator=generator)
-    rows, vectors = torch.randn(9, 256, generator=generator), torch.randn(12, 256, generator=generator)
+    rows, vectors = (
+        torch.randn(9, 256, generator=generator),
+        torch.randn(12, 256, generator=generator),
+    )
     found = space_module.Space(
         layout, mean, 0.1 + mean.abs(), torch.stack(basis), rows, tuple("abcdefghi"), torch.ones(9)
     )
-    return found.with_directions({f"d{number}": Direction(one, 2.0) for number, one in enumerate(vectors)})
+    return found.with_directions(
+        {f"d{number}": Direction(one, 2.0) for number, one in enumerate(vectors)}
+    )
 
 
 def _text(count, moved=0.5):
-    return ", ".join([f"d0: {moved}", *(f"d{number}: {0.1 * number + 0.2}" for number in range(1, count))])
+    return ", ".join(
+        [f"d0: {moved}", *(f"d{number}: {0.1 * number + 0.2}" for number in range(1, count))]
+    )
 
 
 @pytest.mark.parametrize("count", [1, 3, 7, 8, 12])
 def test_one_moved_slider_reads_no_basis_beside_few_others(deep, monkeypatch, count):
-    """Up to seven edits are kept rebuilt, more are one rebuild; what was computed before changes no number."""
+    """Up to seven edits are kept rebuilt, more are one rebuild; what was computed before changes no
+    number.
+    """
     read = []
     whole = space_module.flat_weights
-    monkeypatch.setattr(space_module, "flat_weights", lambda *args: read.append(args) or whole(*args))
+    monkeypatch.setattr(
+        space_module,
+        "flat_weights",
+        lambda *args, **more: read.append(args) or whole(*args, **more),
+    )
     point = Point(deep, deep.coefficients[4])
     few = count < 8
     assert deep.most_kept == 8
     first = edit_text.edit(point, _text(count)).flat
-    assert len(read) == (1 + count if few else 1)
+    assert len(read) == 1  # for the point and all edits at once
     moved = edit_text.edit(point, _text(count, -1.5))
     after = moved.flat
-    assert len(read) == (1 + count if few else 2)
-    in_two = edit_text.edit(edit_text.edit(point, "d0: -1.5"), _text(count, -1.5).partition(", ")[2])
-    assert torch.equal(in_two.flat, after) and torch.equal(edit_text.edit(point, _text(count)).flat, first)
+    assert len(read) == (1 if few else 2)
+    in_two = edit_text.edit(
+        edit_text.edit(point, "d0: -1.5"), _text(count, -1.5).partition(", ")[2]
+    )
+    assert torch.equal(in_two.flat, after) and torch.equal(
+        edit_text.edit(point, _text(count)).flat, first
+    )
     deep._kept.clear()
     assert torch.equal(edit_text.edit(point, _text(count, -1.5)).flat, after)
-    wanted = deep.mean.double() + deep.deviation.double() * (moved.coefficients.double() @ deep.basis.double())
-    torch.testing.assert_close(after.double(), wanted, atol=1e-6 * float(wanted.abs().max()), rtol=1e-4)
+    wanted = deep.mean.double() + deep.deviation.double() * (
+        moved.coefficients.double() @ deep.basis.double()
+    )
+    torch.testing.assert_close(
+        after.double(), wanted, atol=1e-6 * float(wanted.abs().max()), rtol=1e-4
+    )
 
 
 def test_kept_vectors_are_bounded_by_bytes(deep, monkeypatch):
     monkeypatch.setattr(space_module, "_KEPT_BYTES", 3 * 4 * deep.layout.size)
+    monkeypatch.setattr(space_module, "_KEPT_FRACTION_LARGE", 85)
     assert deep.most_kept == 3
     for row in deep.coefficients:
         edit_text.edit(Point(deep, row), _text(2)).flat.add_(1.0)  # its own memory
@@ -241,20 +292,25 @@ def test_edits_along_components_need_no_labels(space):
     moved = edit_text.edit(point, "PC 2: -1.5, pc 3: 0.5")
     wanted = torch.zeros(space.components)
     wanted[1], wanted[2] = -1.5 * space.spread[1][1], 0.5 * space.spread[1][2]
-    torch.testing.assert_close(moved.coefficients - point.coefficients, wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        moved.coefficients - point.coefficients, wanted, atol=1e-5, rtol=1e-5
+    )
     with pytest.raises(ValueError, match="no component 'PC 0': write PC 1 to PC 23"):
         edit_text.edit(point, "PC 0: 1")
 
 
 def test_edits_must_come_before_the_weights(directed):
-    """Composition is linear in coefficients and not in dW: adding edited LoRAs leaves the cross terms out."""
+    """Composition is linear in coefficients and not in dW: adding edited LoRAs leaves the cross
+    terms out.
+    """
     point = points.sample(directed, 5, 1, 100, 1.0)[0]
 
     def change(which):
         return {name: torch.mm(*one.matrices()) for name, one in which.layers().items()}
 
     base, first, second, both = (
-        change(edit_text.edit(point, text)) for text in ("", "beard: 1", "glasses: 1", "beard: 1, glasses: 1")
+        change(edit_text.edit(point, text))
+        for text in ("", "beard: 1", "glasses: 1", "beard: 1, glasses: 1")
     )
     wrong = sum(float((first[n] + second[n] - base[n] - both[n]).square().sum()) for n in base)
     assert (wrong / sum(float((both[n] - base[n]).square().sum()) for n in base)) ** 0.5 > 0.01
@@ -266,7 +322,9 @@ def test_preserved_directions_do_not_change(directed):
         vector = directed.directions[name].vector
         assert abs(float(step @ vector)) < 1e-5 * float(step.norm() * vector.norm())
     unit = step / step.norm()
-    assert float(step.norm()) == pytest.approx(float((directed.coefficients @ unit).max()), rel=1e-5)
+    assert float(step.norm()) == pytest.approx(
+        float((directed.coefficients @ unit).max()), rel=1e-5
+    )
 
 
 def test_a_difference_of_two_models_is_a_lora_of_twice_the_rank(directed):
@@ -277,7 +335,9 @@ def test_a_difference_of_two_models_is_a_lora_of_twice_the_rank(directed):
     edited = edit_text.edit(point, "beard: 1")
     merged = merge(edited.layers(), point.layers(), (1.0, -1.0))
     for name, one in merged.items():
-        wanted = torch.mm(*edited.layers()[name].matrices()) - torch.mm(*point.layers()[name].matrices())
+        wanted = torch.mm(*edited.layers()[name].matrices()) - torch.mm(
+            *point.layers()[name].matrices()
+        )
         torch.testing.assert_close(torch.mm(*one.matrices()), wanted, atol=1e-6, rtol=1e-5)
         assert one.rank == 2
 
@@ -285,7 +345,9 @@ def test_a_difference_of_two_models_is_a_lora_of_twice_the_rank(directed):
 def test_a_mix_is_a_straight_line(directed):
     a, b = points.sample(directed, 1, 2, 100, 1.0)
     line = points.mix(a, b, 0.0, 1.0, 5)
-    assert torch.equal(line[0].coefficients, a.coefficients) and torch.equal(line[-1].coefficients, b.coefficients)
+    assert torch.equal(line[0].coefficients, a.coefficients) and torch.equal(
+        line[-1].coefficients, b.coefficients
+    )
     torch.testing.assert_close(line[2].coefficients, (a.coefficients + b.coefficients) / 2)
     assert len(points.mix(a, b, 0.25, 9.0, 1)) == 1
     stranger = Point(directed.with_directions({}), b.coefficients)
@@ -321,7 +383,10 @@ def test_members_are_points(space):
         (lambda s: named_strengths.parse("beard: 1e999"), "is not an edit"),
         (lambda s: edit_text.edit(Point(s, s.coefficients[0]), "bread: 1"), "no direction 'bread'"),
         (lambda s: directions.direction_step(s, "beard", ["nose"], False), "no direction 'nose'"),
-        (lambda s: points.sweep(Point(s, s.coefficients[0]), "PC 99", "", [1.0], []), "no component 'PC 99'"),
+        (
+            lambda s: points.sweep(Point(s, s.coefficients[0]), "PC 99", "", [1.0], []),
+            "no component 'PC 99'",
+        ),
         (lambda s: s.pad(torch.ones(99)), "the point has 99"),
     ],
 )
@@ -333,13 +398,18 @@ def test_bad_input_is_one_sentence(directed, call, sentence):
 def test_a_space_without_directions_says_so(space):
     with pytest.raises(ValueError, match="has no directions yet"):
         edit_text.edit(Point(space, space.coefficients[0]), "beard: 1")
-    nothing = {"a": Direction(torch.ones(space.components), 1.0), "b": Direction(torch.ones(space.components), 1.0)}
+    nothing = {
+        "a": Direction(torch.ones(space.components), 1.0),
+        "b": Direction(torch.ones(space.components), 1.0),
+    }
     with pytest.raises(ValueError, match="Nothing is left of 'a'"):
         directions.direction_step(space.with_directions(nothing), "a", ["b"], False)
 
 
 def test_steps_that_a_space_keeps_are_bounded_by_bytes(directed, monkeypatch):
-    """The last ones used are taken up again; many edits at once are one product with the members."""
+    """The last ones used are taken up again; many edits at once are one product with the
+    members.
+    """
     directed = directed.with_directions({})
     monkeypatch.setattr(space_module, "_STEPS_BYTES", 4 * directed.components * 8)
     point, made = points.sample(directed, 5, 1, 100, 1.0)[0], []
@@ -357,7 +427,9 @@ def test_steps_that_a_space_keeps_are_bounded_by_bytes(directed, monkeypatch):
     assert not made
     alone = edit_text.edit(point, "glasses: 1", "hair").coefficients
     made.clear()
-    many = edit_text.edit(point, ", ".join(f"PC {number}: 0" for number in range(1, 21)) + ", glasses: 1", "hair")
+    many = edit_text.edit(
+        point, ", ".join(f"PC {number}: 0" for number in range(1, 21)) + ", glasses: 1", "hair"
+    )
     assert len(made) == 1 and torch.equal(many.coefficients, alone) and len(directed._steps) == 8
 
 
@@ -375,18 +447,21 @@ def test_the_best_cut_is_that_of_all_cuts_one_by_one():
 
 def test_least_squares_works_without_scikit_learn(space, known_labels, monkeypatch):
     fitted = directions.fit(space, known_labels, 6, directions.FitMethod.LEAST_SQUARES)
-    for name in [name for name in sys.modules if name.split(".")[0] == "sklearn"] + ["sklearn", "sklearn.svm"]:
-        monkeypatch.setitem(sys.modules, name, None)
+    absent_packages.make_absent("sklearn", monkeypatch)
     again = directions.fit(space, known_labels, 6, directions.FitMethod.LEAST_SQUARES)
-    assert again["beard"].about == fitted["beard"].about and "cross-validated accuracy" in again["beard"].about
+    assert (
+        again["beard"].about == fitted["beard"].about
+        and "cross-validated accuracy" in again["beard"].about
+    )
     with pytest.raises(RuntimeError, match="pip install scikit-learn"):
         directions.fit(space, known_labels, 6, directions.FitMethod.SVM)
 
 
 @pytest.mark.parametrize("method", directions.FitMethod)
 def test_a_fit_can_be_stopped_between_any_two_fits(space, known_labels, method):
-    """One check before the direction, each of the five folds, five halvings and ten permutations; the most reliable of
-    three methods takes five halvings of each more."""
+    """One check before the direction, each of the five folds, five halvings and ten permutations;
+    the most reliable of three methods takes five halvings of each more.
+    """
     calls = []
     directions.fit(space, {"beard": known_labels["beard"]}, 4, method, lambda: calls.append(1))
     assert len(calls) == (36 if method == directions.FitMethod.MOST_RELIABLE else 21)
@@ -394,14 +469,18 @@ def test_a_fit_can_be_stopped_between_any_two_fits(space, known_labels, method):
 
 def test_mean_difference_is_that_of_the_two_groups(space, known_labels):
     values = known_labels["glasses"]
-    fitted = directions.fit(space, {"glasses": values}, 6, directions.FitMethod.MEAN_DIFFERENCE)["glasses"].vector
+    fitted = directions.fit(space, {"glasses": values}, 6, directions.FitMethod.MEAN_DIFFERENCE)[
+        "glasses"
+    ].vector
     numbers = space.coefficients[:, :6].double()
     wanted = numbers[values > 0].mean(0) - numbers[values == 0].mean(0)
     torch.testing.assert_close(fitted[:6].double(), wanted, atol=1e-6, rtol=1e-5)
 
 
 def test_ridge_has_the_least_leave_one_out_error():
-    """Against fits that leave each member out, by scikit-learn, for all numbers of components and penalties."""
+    """Against fits that leave each member out, by scikit-learn, for all numbers of components and
+    penalties.
+    """
     from sklearn.linear_model import Ridge
 
     numbers, planted, _ = _population(count=40, size=12)
@@ -411,7 +490,9 @@ def test_ridge_has_the_least_leave_one_out_error():
         unit = np.square(x).sum() / kept
         for penalty in unit * np.logspace(-3, 2, 11):
             left_out = [np.arange(40) != row for row in range(40)]
-            fits = [Ridge(alpha=penalty).fit(numbers[rows, :kept], planted[rows]) for rows in left_out]
+            fits = [
+                Ridge(alpha=penalty).fit(numbers[rows, :kept], planted[rows]) for rows in left_out
+            ]
             predicted = [one.predict(numbers[[row], :kept])[0] for row, one in enumerate(fits)]
             errors[kept, penalty] = np.square(predicted - planted).mean()
     kept, penalty = min(errors, key=errors.get)
@@ -448,11 +529,16 @@ def test_a_planted_direction_repeats_and_a_random_one_does_not(method):
 
 
 def test_reliability_is_the_cosine_of_two_halves():
-    """Of all halves of eight members, so that the mean over random ones is known: 0.1 of its five draws' spread."""
+    """Of all halves of eight members, so that the mean over random ones is known: 0.1 of its five
+    draws' spread.
+    """
     numbers, planted, _ = _population(count=4000, size=3)
     reliability, _ = directions.split_half(numbers, planted, "mean_difference")
     rows = np.arange(len(planted)) % 2 == 0
-    means = [numbers[part & (planted > 0)].mean(0) - numbers[part & (planted == 0)].mean(0) for part in (rows, ~rows)]
+    means = [
+        numbers[part & (planted > 0)].mean(0) - numbers[part & (planted == 0)].mean(0)
+        for part in (rows, ~rows)
+    ]
     wanted = means[0] @ means[1] / np.linalg.norm(means[0]) / np.linalg.norm(means[1])
     assert reliability == pytest.approx(wanted, abs=0.01)
 
@@ -466,6 +552,9 @@ def test_noise_is_marked_in_the_report_the_sliders_and_the_file(space, tmp_path)
         basis=space.basis[: numbers.shape[1]],
         coefficients=torch.from_numpy(numbers).float(),
         members=tuple(f"m{row}" for row in range(len(numbers))),
+        about={
+            key: value for key, value in space.about.items() if key not in ("norms", "common_norm")
+        },
         kept=None,
         squares=None,
     )
@@ -476,9 +565,14 @@ def test_noise_is_marked_in_the_report_the_sliders_and_the_file(space, tmp_path)
     assert "random (noise): largest" in report and "Noise, off in the sliders: random." in report
     assert "split-half reliability 0." in report and "permuted labels: below" in report
     directed = many.with_directions(fitted)
-    assert [one["noise"] for one in directions.slider_ranges(directed)["directions"]] == [False, True]
+    assert [one["noise"] for one in directions.slider_ranges(directed)["directions"]] == [
+        False,
+        True,
+    ]
     space_file.write(directed, tmp_path / "s.safetensors")
-    assert [one.noise for one in space_file.read(tmp_path / "s.safetensors").directions.values()] == [False, True]
+    assert [
+        one.noise for one in space_file.read(tmp_path / "s.safetensors").directions.values()
+    ] == [False, True]
 
 
 def test_too_few_members_are_noise(space):

@@ -31,15 +31,21 @@ def build(folder, target, track=iter, **settings):
 @pytest.fixture(scope="module")
 def trained(folder, tmp_path_factory):
     """A space in the form of the paper."""
-    return build(folder, tmp_path_factory.mktemp("spaces") / "trained.safetensors", form="as_trained")
+    return build(
+        folder, tmp_path_factory.mktemp("spaces") / "trained.safetensors", form="as_trained"
+    )
 
 
 def matrix(folder, space):
-    return torch.stack([space.layout.flatten(lora_reader.read(path).layers) for path in sorted(folder.iterdir())])
+    return torch.stack(
+        [space.layout.flatten(lora_reader.read(path).layers) for path in sorted(folder.iterdir())]
+    )
 
 
 def test_it_is_the_singular_value_decomposition_of_the_standardized_members(folder, trained):
-    """The notebook of the official code: mean(0), std(0), svd; V up to the sign of a column; tolerance 1e-5."""
+    """The notebook of the official code: mean(0), std(0), svd; V up to the sign of a column;
+    tolerance 1e-5.
+    """
     data = matrix(folder, trained).double()
     standard = (data - data.mean(0)) / data.std(0)
     _, values, vectors = torch.linalg.svd(standard, full_matrices=False)
@@ -48,14 +54,18 @@ def test_it_is_the_singular_value_decomposition_of_the_standardized_members(fold
     torch.testing.assert_close(trained.deviation.double(), data.std(0), atol=1e-6, rtol=1e-6)
     torch.testing.assert_close(trained.singular_values.double(), values[:-1], atol=1e-5, rtol=1e-5)
     cosines = (trained.basis.double() * vectors[: COUNT - 1]).sum(dim=1).abs()
-    torch.testing.assert_close(cosines, torch.ones(COUNT - 1, dtype=torch.float64), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        cosines, torch.ones(COUNT - 1, dtype=torch.float64), atol=1e-5, rtol=0
+    )
 
 
 def test_it_is_orthonormal_not_whitened_and_explains_everything(trained):
     identity = trained.basis @ trained.basis.T
     torch.testing.assert_close(identity, torch.eye(COUNT - 1), atol=1e-6, rtol=0)
     mean, deviation = trained.spread
-    torch.testing.assert_close(deviation, trained.singular_values / (COUNT - 1) ** 0.5, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        deviation, trained.singular_values / (COUNT - 1) ** 0.5, atol=1e-5, rtol=1e-5
+    )
     assert mean.abs().max() < 1e-5
     assert float(deviation.square().sum()) == pytest.approx(trained.layout.size, rel=1e-5)
     assert float(trained.explained.sum()) == pytest.approx(1)
@@ -83,7 +93,11 @@ def test_every_storage_reports_its_error(trained, tmp_path, storage):
     assert error.member == pytest.approx(measured, rel=0.05, abs=1e-6)
     assert measured <= {"float32": 0.0, "float16": 3e-4, "int8": 0.01}[storage] + 1e-6
     assert torch.equal(saved.coefficients, trained.coefficients)
-    assert (saved.members, saved.layout, saved.form) == (trained.members, trained.layout, trained.form)
+    assert (saved.members, saved.layout, saved.form) == (
+        trained.members,
+        trained.layout,
+        trained.form,
+    )
 
 
 def test_the_header_can_be_read_by_people(trained, tmp_path):
@@ -101,7 +115,11 @@ def test_other_files_and_other_versions_are_refused(tmp_path):
     save_file({"x": torch.ones(1)}, tmp_path / "x.safetensors")
     with pytest.raises(ValueError, match="is not a weight space"):
         space_file.read(tmp_path / "x.safetensors")
-    save_file({"x": torch.ones(1)}, tmp_path / "v.safetensors", {"format": "glassbox_w2w_space", "format_version": "9"})
+    save_file(
+        {"x": torch.ones(1)},
+        tmp_path / "v.safetensors",
+        {"format": "glassbox_w2w_space", "format_version": "9"},
+    )
     with pytest.raises(ValueError, match="format version 9"):
         space_file.read(tmp_path / "v.safetensors")
     (tmp_path / "y.safetensors").write_bytes(b"cut")
@@ -122,16 +140,28 @@ def test_reduction_is_the_truncated_svd_and_balanced():
             torch.testing.assert_close(product, best, atol=1e-10, rtol=1e-10)
             assert kept == pytest.approx(float(values[:rank].square().sum()))
             assert whole == pytest.approx(float(values.square().sum()))
-            torch.testing.assert_close(small.down.norm(dim=1), small.up.norm(dim=0), atol=1e-10, rtol=1e-10)
+            torch.testing.assert_close(
+                small.down.norm(dim=1), small.up.norm(dim=0), atol=1e-10, rtol=1e-10
+            )
 
 
 def test_equal_changes_are_equal_points_whatever_their_factors(folder, tmp_path):
-    """Sign, scale between the factors, alpha, rank and file form of a LoRA do not matter (form singular_values)."""
+    """Sign, scale between the factors, alpha, rank and file form of a LoRA do not matter (form
+    singular_values).
+    """
     space = build(folder, tmp_path / "s.safetensors")
     made = members.factors(4)
     turned = {name: (-3 * down, -up / 3) for name, (down, up) in made.items()}
-    wider = {name: (torch.cat([down, down]), torch.cat([up / 2, up / 2], 1)) for name, (down, up) in made.items()}
-    forms = [members.kohya(turned), members.comfyui(wider, False), members.peft(turned), members.kohya(wider, 2.0)]
+    wider = {
+        name: (torch.cat([down, down]), torch.cat([up / 2, up / 2], 1))
+        for name, (down, up) in made.items()
+    }
+    forms = [
+        members.kohya(turned),
+        members.comfyui(wider, False),
+        members.peft(turned),
+        members.kohya(wider, 2.0),
+    ]
     for tensors in forms:
         flat, lost = space.flatten(lora_reader.parse_tensors(tensors))
         torch.testing.assert_close(space.project(flat), space.coefficients[4], atol=2e-4, rtol=1e-4)
@@ -141,7 +171,10 @@ def test_equal_changes_are_equal_points_whatever_their_factors(folder, tmp_path)
 def test_sign_alignment_undoes_random_flips():
     layout = build_layout()
     plain = torch.stack(
-        [layout.flatten(lora_reader.parse_tensors(members.kohya(members.factors(i))).layers) for i in range(8)]
+        [
+            layout.flatten(lora_reader.parse_tensors(members.kohya(members.factors(i))).layers)
+            for i in range(8)
+        ]
     )
     turns = torch.tensor([1.0, -1, -1, 1, -1, 1, 1, -1])[:, None]
     reference = sign_reference(layout, plain * turns)
@@ -150,7 +183,9 @@ def test_sign_alignment_undoes_random_flips():
 
 
 def test_signs_follow_both_factors():
-    """A pair whose down is orthogonal to the reference is aligned by its up alone, and the other way round."""
+    """A pair whose down is orthogonal to the reference is aligned by its up alone, and the other
+    way round.
+    """
     layout = build_layout()
     reference = layout.flatten(lora_reader.parse_tensors(members.kohya(members.factors(0))).layers)
     for first, last in (("offset", "up_offset"), ("up_offset", "end")):
@@ -158,14 +193,37 @@ def test_signs_follow_both_factors():
         for slot in layout.slots:
             part = slice(getattr(slot, first), getattr(slot, last))
             pair[part] = torch.roll(reference[part], 1)
-            pair[part] -= (pair[part] @ reference[part]) / (reference[part] @ reference[part]) * reference[part]
+            pair[part] -= (
+                (pair[part] @ reference[part])
+                / (reference[part] @ reference[part])
+                * reference[part]
+            )
         assert torch.equal(align_signs(layout, -pair, reference), pair)
+
+
+@pytest.mark.parametrize("against", ["offset", "up_offset"])
+def test_each_number_of_both_factors_weighs_the_same(against):
+    """One factor along the reference, the other against it: the larger product decides."""
+    layout = build_layout()
+    reference = layout.flatten(lora_reader.parse_tensors(members.kohya(members.factors(0))).layers)
+    for outweighs in (0.9, 1.1):
+        pair = reference.clone()
+        for slot in layout.slots:
+            down = slice(slot.offset, slot.up_offset)
+            up = slice(slot.up_offset, slot.end)
+            opposed, along = (down, up) if against == "offset" else (up, down)
+            ratio = reference[along].square().sum() / reference[opposed].square().sum()
+            pair[opposed] *= -outweighs * ratio
+        expected = pair if outweighs < 1 else -pair
+        assert torch.equal(align_signs(layout, pair, reference), expected)
 
 
 def build_layout():
     from glassbox.nodes.weights.flat_layout import Layout
 
-    shapes = {name: ((1, inputs), (outputs, 1)) for name, (inputs, outputs) in members.LAYERS.items()}
+    shapes = {
+        name: ((1, inputs), (outputs, 1)) for name, (inputs, outputs) in members.LAYERS.items()
+    }
     return Layout.of(shapes, 1, 1.0)
 
 
@@ -188,7 +246,11 @@ def test_members_that_do_not_fit_are_skipped_by_name_or_an_error(tmp_path):
     assert set(skipped) == {"another_base", "a_nan", "loha", "flux"}
     trained = build(folder, tmp_path / "u.safetensors", form="as_trained")
     assert trained.members == space.members and set(trained.about["skipped"]) == set(skipped)
-    assert "(64,)" in skipped["another_base"] and "NaN" in skipped["a_nan"] and "shares no layer" in skipped["flux"]
+    assert (
+        "(64,)" in skipped["another_base"]
+        and "NaN" in skipped["a_nan"]
+        and "shares no layer" in skipped["flux"]
+    )
     with pytest.raises(ValueError, match=r"loha: .*Remove it"):
         build(folder, tmp_path / "t.safetensors", on_mismatch=space_builder.OnMismatch.ERROR)
 
@@ -201,9 +263,18 @@ def test_members_of_mixed_ranks_and_targets(tmp_path):
     space = build(folder, tmp_path / "s.safetensors", rank=2)
     assert len(space.members) == 6 and space.layout.rank == 2
     kept = dict(zip(space.members, space.kept.tolist(), strict=True))
-    assert kept["member_00"] == pytest.approx(1) and kept["two_layers"] == pytest.approx(1) and kept["wide"] < 0.999
+    assert (
+        kept["member_00"] == pytest.approx(1)
+        and kept["two_layers"] == pytest.approx(1)
+        and kept["wide"] < 0.999
+    )
     with pytest.raises(ValueError, match=r"wide: .* rank 5 and the space 1"):
-        build(folder, tmp_path / "t.safetensors", form="as_trained", on_mismatch=space_builder.OnMismatch.ERROR)
+        build(
+            folder,
+            tmp_path / "t.safetensors",
+            form="as_trained",
+            on_mismatch=space_builder.OnMismatch.ERROR,
+        )
 
 
 def test_a_space_without_standardization(folder, tmp_path):
@@ -223,7 +294,9 @@ def test_constant_numbers_give_no_nan(tmp_path):
         save_file(tensors, folder / f"{seed}.safetensors")
     space = build(folder, tmp_path / "s.safetensors", form="as_trained")
     assert torch.isfinite(space.basis).all() and torch.isfinite(space.coefficients).all()
-    torch.testing.assert_close(space.rebuild(space.coefficients[2]), matrix(folder, space)[2], atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(
+        space.rebuild(space.coefficients[2]), matrix(folder, space)[2], atol=1e-5, rtol=1e-5
+    )
 
 
 class StoppedError(Exception):
@@ -246,17 +319,23 @@ def test_a_stopped_build_resumes(folder, tmp_path, monkeypatch):
         build(folder, target)
     assert not target.exists() and len(added) == 5
     again = []
-    monkeypatch.setattr(MemberStore, "add", lambda self, name, *rest: (add(self, name, *rest), again.append(name)))
+    monkeypatch.setattr(
+        MemberStore, "add", lambda self, name, *rest: (add(self, name, *rest), again.append(name))
+    )
     resumed = build(folder, target)
     assert again == [f"member_{number:02}" for number in range(5, COUNT)]
     whole = build(folder, tmp_path / "whole.safetensors")
-    assert torch.equal(resumed.basis, whole.basis) and torch.equal(resumed.coefficients, whole.coefficients)
+    assert torch.equal(resumed.basis, whole.basis) and torch.equal(
+        resumed.coefficients, whole.coefficients
+    )
     assert not list(tmp_path.glob("*.building"))
 
 
 @pytest.mark.parametrize("form", ["weight_updates", "singular_values"])
 def test_a_build_is_made_again_for_another_model_and_over_a_saved_space(folder, tmp_path, form):
-    """Another MODEL reads DoRA, OFT and GLoRA differently; Save Space may have quantized what lies there."""
+    """Another MODEL reads DoRA, OFT and GLoRA differently; Save Space may have quantized what lies
+    there.
+    """
     target, sources = tmp_path / "s.safetensors", member_sources.file_sources(folder)
     settings = space_builder.BuildSettings(form=form)
     first = space_builder.build(sources, settings, target, base="one MODEL")
@@ -267,7 +346,11 @@ def test_a_build_is_made_again_for_another_model_and_over_a_saved_space(folder, 
     assert target.stat().st_mtime_ns != before and not again.about.get("reused")
     space_file.write(first, target, "int8")
     built = space_builder.build(sources, settings, target, base="another MODEL")
-    assert built.basis_scale is None and torch.equal(built.basis, first.basis) and not built.about.get("reused")
+    assert (
+        built.basis_scale is None
+        and torch.equal(built.basis, first.basis)
+        and not built.about.get("reused")
+    )
 
 
 def test_stored_blocks_are_columns_of_the_data(tmp_path, monkeypatch):
@@ -281,7 +364,9 @@ def test_stored_blocks_are_columns_of_the_data(tmp_path, monkeypatch):
     assert len(held.blocks()) == 5
     again = MemberStore(tmp_path / "a", "key", 3, 5000)
     assert list(again.members) == ["0", "1", "2"]
-    assert np.array_equal(np.concatenate([again.read(block) for block in again.blocks()], axis=1), data)
+    assert np.array_equal(
+        np.concatenate([again.read(block) for block in again.blocks()], axis=1), data
+    )
     assert not MemberStore(tmp_path / "a", "other key", 3, 5000).members
 
 
@@ -315,7 +400,9 @@ def test_the_report_follows_from_the_file_alone(folder, tmp_path):
     assert f"5 components explain {100 * float(explained.sum()):.1f} %" in report
     assert f"Rank 1 keeps {100 * float(tensors['kept'].mean()):.1f} %" in report
     assert f"5 components keep {100 * float(inside.mean()):.1f} % of a member" in report
-    assert float(inside.min()) < 0.999 and report.splitlines()[-10].strip().startswith(members[int(inside.argmin())])
+    assert float(inside.min()) < 0.999 and report.splitlines()[-10].strip().startswith(
+        members[int(inside.argmin())]
+    )
     torch.testing.assert_close(standard.square().sum(0), rows.square().sum(1), atol=1e-4, rtol=1e-4)
     point = Point(space, space.coefficients[3] + space.coefficients[4], "between")
     report, wanted = space_report.describe_point(point), rows[3] + rows[4]
@@ -329,7 +416,9 @@ def test_the_report_follows_from_the_file_alone(folder, tmp_path):
 
 
 def weaker(coefficients, members):
-    """Root mean square of the second half of coefficients in standard deviations of some members, float64."""
+    """Root mean square of the second half of coefficients in standard deviations of some members,
+    float64.
+    """
     rows = members.double().numpy()
     scores = (coefficients.double().numpy() - rows.mean(axis=0)) / rows.std(axis=0, ddof=1)
     return float(np.sqrt((scores[rows.shape[1] // 2 :] ** 2).mean()))
@@ -337,9 +426,14 @@ def weaker(coefficients, members):
 
 @pytest.mark.parametrize("times", [0.99, 1.01])
 def test_a_point_with_strong_weaker_components_is_outside(trained, times):
-    """The limit is what 95 % of the members keep to, each measured against all others, left out one by one."""
+    """The limit is what 95 % of the members keep to, each measured against all others, left out one
+    by one.
+    """
     rows = trained.coefficients
-    left_out = [weaker(row, torch.cat([rows[:number], rows[number + 1 :]])) for number, row in enumerate(rows)]
+    left_out = [
+        weaker(row, torch.cat([rows[:number], rows[number + 1 :]]))
+        for number, row in enumerate(rows)
+    ]
     limit = float(np.quantile(left_out, 0.95))
     first = rows.mean(dim=0) + (rows[0] - rows.mean(dim=0)) * times * limit / weaker(rows[0], rows)
     warning = space_report.warn_outside(Point(trained, first, "it"))
@@ -348,7 +442,9 @@ def test_a_point_with_strong_weaker_components_is_outside(trained, times):
 
 
 def test_one_in_twenty_members_would_be_called_outside(trained):
-    called = [bool(space_report.warn_outside(Point(trained, row, "it"))) for row in trained.coefficients]
+    called = [
+        bool(space_report.warn_outside(Point(trained, row, "it"))) for row in trained.coefficients
+    ]
     assert np.mean(called) <= 0.05 + 1 / len(called)
 
 
@@ -362,14 +458,17 @@ def test_the_mean_has_no_cosines_to_the_members(trained, scale, lines):
 
 @pytest.mark.parametrize("spread", [0.0, 1.0, 3.0])
 def test_points_near_members_keep_the_law_of_the_members(trained, spread):
-    """Mean and standard deviation of a smoothed bootstrap (to 5 standard errors); its members come back at 0."""
+    """Mean and standard deviation of a smoothed bootstrap (to 5 standard errors); its members come
+    back at 0.
+    """
     found = points.near_members(trained, 5, 4000, 1000, spread)
     rows = [trained.members.index(point.name.split()[1]) for point in found]
     near, many = trained.coefficients[rows], torch.stack([point.coefficients for point in found])
     assert set(rows) == set(range(COUNT))
     (mean, deviation), h = trained.spread, spread / 2
     kept = max(0.0, 1 - h * h) ** 0.5
-    # Rows are drawn among n members, whose deviation about their mean is sqrt((n - 1) / n) of the unbiased one.
+    # Rows are drawn among n members, whose deviation about their mean is sqrt((n - 1) / n) of the
+    # unbiased one.
     wanted = deviation * (kept**2 * (COUNT - 1) / COUNT + h * h) ** 0.5
     left = (many - mean - kept * (near - mean)).std(0)
     torch.testing.assert_close(left, h * deviation, rtol=0.06, atol=1e-5)

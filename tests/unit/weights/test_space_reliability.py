@@ -1,4 +1,6 @@
-"""Spaces built or saved by two at once, and damaged files: never a wrong space, always one sentence."""
+"""Spaces built or saved by two at once, and damaged files: never a wrong space, always one
+sentence.
+"""
 
 import hashlib
 import json
@@ -13,7 +15,13 @@ import pytest
 import torch
 from glassbox.nodes.common import lora_reader
 from glassbox.nodes.common.atomic_write import BusyError
-from glassbox.nodes.weights import labels, member_sources, official_release, space_builder, space_file
+from glassbox.nodes.weights import (
+    labels,
+    member_sources,
+    official_release,
+    space_builder,
+    space_file,
+)
 from safetensors.torch import save_file
 
 COUNT = 8
@@ -21,7 +29,9 @@ COUNT = 8
 
 @pytest.fixture(scope="module")
 def sources(tmp_path_factory):
-    return member_sources.file_sources(members.write_folder(tmp_path_factory.mktemp("loras"), COUNT, rank=2))
+    return member_sources.file_sources(
+        members.write_folder(tmp_path_factory.mktemp("loras"), COUNT, rank=2)
+    )
 
 
 def build(sources, target, track=iter):
@@ -33,7 +43,9 @@ def digest(path):
 
 
 def test_a_second_build_of_a_target_is_refused_while_the_first_runs(sources, tmp_path):
-    """From the middle of one build, another with other members of the same target; the first is not disturbed."""
+    """From the middle of one build, another with other members of the same target; the first is not
+    disturbed.
+    """
     build(sources[:6], tmp_path / "clean" / "s.safetensors")
     target, refused = tmp_path / "s.safetensors", []
 
@@ -63,11 +75,15 @@ def _late_build(sources, target, delay):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
 def test_two_processes_that_build_one_target_leave_a_space_of_one_of_them(sources, tmp_path):
-    """Pairs of processes after random delays: the file is one of the two clean builds, byte for byte."""
+    """Pairs of processes after random delays: the file is one of the two clean builds, byte for
+    byte.
+    """
     groups = (sources[:6], sources[3:])
     clean = set()
     generator, context = random.Random(0), multiprocessing.get_context("fork")
-    for number, group in enumerate(groups):  # in a process too, whose threads round sums as those below do
+    for number, group in enumerate(
+        groups
+    ):  # in a process too, whose threads round sums as those below do
         target = tmp_path / str(number) / "s.safetensors"
         process = context.Process(target=_late_build, args=(group, target, 0.0))
         process.start()
@@ -76,7 +92,8 @@ def test_two_processes_that_build_one_target_leave_a_space_of_one_of_them(source
     for pair in range(6):
         target = tmp_path / f"pair{pair}" / "s.safetensors"
         processes = [
-            context.Process(target=_late_build, args=(group, target, generator.random() * 0.05)) for group in groups
+            context.Process(target=_late_build, args=(group, target, generator.random() * 0.05))
+            for group in groups
         ]
         for process in processes:
             process.start()
@@ -91,7 +108,7 @@ def test_a_current_space_is_not_built_again(sources, tmp_path, monkeypatch):
     target = tmp_path / "s.safetensors"
     build(sources, target)
     before = target.stat().st_mtime_ns
-    monkeypatch.setattr(space_builder, "_decompose", None)
+    monkeypatch.setattr(space_builder, "_write", None)
     assert len(build(sources, target).members) == COUNT and target.stat().st_mtime_ns == before
     with pytest.raises(TypeError):
         build(sources[1:], target)
@@ -125,7 +142,11 @@ def _damaged_tensors():
         "basis": [lambda t: t[:, :-1], lambda t: t[0], lambda t: t[:2]],
         "mean": [lambda t: t[:-1], lambda t: t * float("nan")],
         "deviation": [lambda t: t[:-1]],
-        "coefficients": [lambda t: t[:-1], lambda t: t * float("inf"), lambda t: torch.cat([t, t], 1)],
+        "coefficients": [
+            lambda t: t[:-1],
+            lambda t: t * float("inf"),
+            lambda t: torch.cat([t, t], 1),
+        ],
         "basis_scale": [lambda t: t[:, :0], lambda t: None],
         "labels": [lambda t: t[:-1]],
         "directions": [lambda t: t[:, :-1], lambda t: t[:0]],
@@ -163,26 +184,82 @@ def _header(path, change):
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "reason"),
     [
-        lambda h: h.pop("layout"),
-        lambda h: h.pop("members"),
-        lambda h: h.pop("space"),
-        lambda h: h.update(layout="{"),
-        lambda h: h.update(members="1"),
-        lambda h: h.update(members='["a"]'),
-        lambda h: h.update(space="[" * 100_000),
-        lambda h: h.update(space="[]"),
-        lambda h: h.update(space=json.dumps({**json.loads(h["space"]), "form": "other"})),
-        lambda h: h.update(space=json.dumps({**json.loads(h["space"]), "directions": {"beard": {}}})),
-        lambda h: h.update(layout=json.dumps({**json.loads(h["layout"]), "layers": {"x": 3}})),
+        (lambda h: h.pop("layout"), "has no layout"),
+        (lambda h: h.pop("members"), "has no members"),
+        (lambda h: h.pop("space"), "has no space"),
+        (lambda h: h.update(layout="{"), "cannot be read: its layout is no JSON"),
+        (lambda h: h.update(members="1"), "has members = '1', which must be a list"),
+        (lambda h: h.update(members='["a"]'), "is damaged"),
+        (lambda h: h.update(space="[" * 100_000), "has space = .*, which must be JSON"),
+        (lambda h: h.update(space="[]"), r"has space = '\[\]', which must be a JSON object"),
+        (
+            lambda h: h.update(space=json.dumps({**json.loads(h["space"]), "form": "other"})),
+            r"has space\.form = 'other', which must be one of",
+        ),
+        (
+            lambda h: h.update(
+                space=json.dumps({**json.loads(h["space"]), "directions": {"beard": {}}})
+            ),
+            r"has no space\.directions\.beard\.max_projection",
+        ),
+        (
+            lambda h: h.update(layout=json.dumps({**json.loads(h["layout"]), "layers": {"x": 3}})),
+            r"has layers\.x = 3, which must be a list of 2",
+        ),
     ],
 )
-def test_a_space_with_a_damaged_header_is_refused(saved, tmp_path, change):
+def test_a_space_with_a_damaged_header_is_refused(saved, tmp_path, change, reason):
     (tmp_path / "d.safetensors").write_bytes(_header(saved, change))
-    with pytest.raises(ValueError, match=r"d\.safetensors is damaged"):
+    with pytest.raises(ValueError, match=rf"^d\.safetensors {reason}") as caught:
         space_file.read(tmp_path / "d.safetensors")
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 300
     assert isinstance(space_file.build_key(tmp_path / "d.safetensors"), str)
+
+
+@pytest.mark.parametrize(
+    ("part", "values", "reason"),
+    [
+        ("space", {"common_norm": float("nan")}, r"space\.common_norm = nan"),
+        (
+            "space",
+            {"common_norm": 2.0, "norms": [1.0]},
+            r"space\.norms = \[1\.0\], which must be a list of",
+        ),
+        (
+            "space",
+            {"common_norm": 2.0, "norms": None},
+            r"space\.norms = None, which must be a list of",
+        ),
+        ("space", {"groups": [["a"], 3]}, r"space\.groups = "),
+        ("space", {"stems": {"a": 1}}, r"space\.stems\.a = 1"),
+        (
+            "layout",
+            {"layers": {"x": [[1, 2**40], [1, 1]]}},
+            r"layers\.x = .*, which must be a whole number",
+        ),
+        ("layout", {"alpha": float("inf")}, "alpha = inf, which must be a finite number"),
+    ],
+)
+def test_values_that_reports_compute_with_are_checked(saved, tmp_path, part, values, reason):
+    def change(metadata):
+        metadata[part] = json.dumps({**json.loads(metadata[part]), **values})
+
+    (tmp_path / "d.safetensors").write_bytes(_header(saved, change))
+    with pytest.raises(ValueError, match=rf"^d\.safetensors has {reason}"):
+        space_file.read(tmp_path / "d.safetensors")
+
+
+def test_a_space_with_a_member_that_joined_reads_back(saved, tmp_path):
+    """Without a common norm the list of norms stays that of the build; such a space is as valid as
+    any.
+    """
+    space = space_file.read(saved)
+    joined = space.with_member("new", space.coefficients[0])
+    assert len(joined.about["norms"]) == len(joined.members) - 1 and not joined.common_norm
+    space_file.write(joined, tmp_path / "joined.safetensors")
+    assert space_file.read(tmp_path / "joined.safetensors").members == joined.members
 
 
 _DAMAGED = {
@@ -197,7 +274,9 @@ _DAMAGED = {
 
 @pytest.mark.parametrize("suffix", [".pt", ".bin", ".safetensors"])
 @pytest.mark.parametrize("content", _DAMAGED)
-def test_a_damaged_lora_file_is_one_sentence_and_skipped_in_a_folder(sources, tmp_path, suffix, content):
+def test_a_damaged_lora_file_is_one_sentence_and_skipped_in_a_folder(
+    sources, tmp_path, suffix, content
+):
     folder = members.write_folder(tmp_path / "loras", 3, rank=2)
     bad = folder / f"bad{suffix}"
     bad.write_bytes(_DAMAGED[content])
@@ -237,7 +316,9 @@ def test_damaged_tables_of_a_release_are_one_sentence_or_left_out(tmp_path, name
     release.write(tmp_path / "files", members.LAYERS, 6, 4, 3)
     (tmp_path / "files" / name).write_text(text)
     try:
-        space, _ = official_release.convert(tmp_path / "files", tmp_path / "s.safetensors", 4, "float32")
+        space, _ = official_release.convert(
+            tmp_path / "files", tmp_path / "s.safetensors", 4, "float32"
+        )
     except ValueError as error:
         assert name in str(error)
     else:

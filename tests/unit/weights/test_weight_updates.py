@@ -1,4 +1,6 @@
-"""The form on weight updates: common bases, members of any rank and kind, against sums of full updates in float64."""
+"""The form on weight updates: common bases, members of any rank and kind, against sums of full
+updates in float64.
+"""
 
 import os
 
@@ -31,7 +33,10 @@ def independent(seed, rank, layers=members.LAYERS):
     """Factors that have nothing in common with those of another seed."""
     generator = members.generator(9000 + seed)
     return {
-        layer: (torch.randn(rank, inputs, generator=generator), torch.randn(outputs, rank, generator=generator))
+        layer: (
+            torch.randn(rank, inputs, generator=generator),
+            torch.randn(outputs, rank, generator=generator),
+        )
         for layer, (inputs, outputs) in layers.items()
     }
 
@@ -59,7 +64,9 @@ def write_mixed(folder):
 
 def build(folder, target, **settings):
     given = {"form": Form.WEIGHT_UPDATES, "rank": 0, "energy": 1.0, **settings}
-    return space_builder.build(member_sources.file_sources(folder), space_builder.BuildSettings(**given), target)
+    return space_builder.build(
+        member_sources.file_sources(folder), space_builder.BuildSettings(**given), target
+    )
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +77,15 @@ def library(tmp_path_factory):
 
 
 def flat(wanted, layers=members.LAYERS):
-    return torch.stack([torch.cat([one[name].flatten() for name in sorted(layers)]) for one in wanted.values()])
+    return torch.stack(
+        [torch.cat([one[name].flatten() for name in sorted(layers)]) for one in wanted.values()]
+    )
 
 
 def test_principal_components_are_those_of_the_full_updates(library):
-    """Singular values and Gram matrix of the centered updates in float64; relative tolerance 1e-5."""
+    """Singular values and Gram matrix of the centered updates in float64; relative tolerance
+    1e-5.
+    """
     _, wanted, space = library
     data = flat(wanted)
     centered = data - data.mean(0)
@@ -84,15 +95,21 @@ def test_principal_components_are_those_of_the_full_updates(library):
     assert space.deviation.unique().numel() == 1
     found = scale**2 * space.coefficients.double() @ space.coefficients.double().T
     assert float(space.spread[1].square().sum()) == pytest.approx(space.layout.size, rel=1e-4)
-    torch.testing.assert_close(found, centered @ centered.T, rtol=1e-4, atol=1e-4 * float(values[0]) ** 2)
+    torch.testing.assert_close(
+        found, centered @ centered.T, rtol=1e-4, atol=1e-4 * float(values[0]) ** 2
+    )
     assert float(space.kept.min()) > 1 - 1e-6
 
 
 @pytest.mark.parametrize("fraction", [0.0, 0.5, 1.0])
 def test_a_point_between_two_members_is_the_sum_of_their_updates(library, fraction):
-    """The midpoint of factors has a cosine of 0.4 to the true average; here the error is below 1e-5."""
+    """The midpoint of factors has a cosine of 0.4 to the true average; here the error is below
+    1e-5.
+    """
     _, wanted, space = library
-    (point,) = points.mix(points.member_point(space, "m1"), points.member_point(space, "m2"), fraction, fraction, 1)
+    (point,) = points.mix(
+        points.member_point(space, "m1"), points.member_point(space, "m2"), fraction, fraction, 1
+    )
     for name, found in products(point).items():
         best = (1 - fraction) * wanted["m1"][name] + fraction * wanted["m2"][name]
         torch.testing.assert_close(found, best, rtol=0, atol=1e-5 * float(best.norm()))
@@ -100,7 +117,9 @@ def test_a_point_between_two_members_is_the_sum_of_their_updates(library, fracti
 
 def test_the_mean_is_the_mean_of_the_updates(library):
     _, wanted, space = library
-    point = points.member_point(space, "m0").with_coefficients(torch.zeros(space.components), "mean")
+    point = points.member_point(space, "m0").with_coefficients(
+        torch.zeros(space.components), "mean"
+    )
     for name, found in products(point).items():
         best = sum(one[name] for one in wanted.values()) / COUNT
         torch.testing.assert_close(found, best, rtol=0, atol=1e-5 * float(best.norm()))
@@ -108,7 +127,9 @@ def test_the_mean_is_the_mean_of_the_updates(library):
 
 @pytest.mark.parametrize(("energy", "limit"), [(0.9, 0), (0.99, 0), (1.0, 4), (0.99, 2)])
 def test_the_fraction_a_basis_keeps_is_reported(tmp_path, energy, limit):
-    """kept is |core|^2 / |dW|^2 of the full updates; without a limit at least ``energy`` on average."""
+    """kept is |core|^2 / |dW|^2 of the full updates; without a limit at least ``energy`` on
+    average.
+    """
     wanted = write_mixed(tmp_path / "loras")
     space = build(tmp_path / "loras", tmp_path / "s.safetensors", energy=energy, rank=limit)
     for row, (name, updates) in enumerate(wanted.items()):
@@ -128,7 +149,9 @@ def test_the_fraction_a_basis_keeps_is_reported(tmp_path, energy, limit):
 
 @pytest.mark.parametrize("shape", [(40, 24), (24, 40)])
 def test_a_wide_basis_by_random_projection_comes_near_the_best_one(shape):
-    """Random projection, taken for many members, keeps within 1 % of what the truncated SVD of both sides keeps."""
+    """Random projection, taken for many members, keeps within 1 % of what the truncated SVD of both
+    sides keeps.
+    """
     inputs, outputs = shape
     spectrum = 0.7 ** torch.arange(8)
     changes = [
@@ -141,29 +164,45 @@ def test_a_wide_basis_by_random_projection_comes_near_the_best_one(shape):
     assert torch.equal(torch.random.get_rng_state(), state)
     exact = extend_basis(updates, 1.0, 0)
     assert updates.squares == pytest.approx([one.squared_norm() for one in changes], rel=1e-5)
-    left = torch.linalg.svd(torch.cat([exact.core(one) / one.squared_norm() ** 0.5 for one in changes], dim=1))[0]
-    right = torch.linalg.svd(torch.cat([exact.core(one) / one.squared_norm() ** 0.5 for one in changes]))[2]
+    left = torch.linalg.svd(
+        torch.cat([exact.core(one) / one.squared_norm() ** 0.5 for one in changes], dim=1)
+    )[0]
+    right = torch.linalg.svd(
+        torch.cat([exact.core(one) / one.squared_norm() ** 0.5 for one in changes])
+    )[2]
     best = LayerBasis(exact.left @ left[:, :4], right[:4] @ exact.right)
-    kept = [sum(float(b.core(one).square().sum()) / one.squared_norm() for one in changes) for b in (basis, best)]
+    kept = [
+        sum(float(b.core(one).square().sum()) / one.squared_norm() for one in changes)
+        for b in (basis, best)
+    ]
     assert kept[0] > 0.99 * kept[1]
     torch.testing.assert_close(basis.left.T @ basis.left, torch.eye(4), atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("alike", [False, True])
 def test_leading_vectors_are_those_of_the_updates_that_are_never_formed(alike):
-    """Against eigenvectors of sum w dW dW^T in float64, for ranks that differ: kept energy within 1 % of the best.
+    """Against eigenvectors of sum w dW dW^T in float64, for ranks that differ: kept energy within 1
+    % of the best.
 
-    Eigenvalues are not above the true ones and, the first being far apart, equal to them (1e-3); columns orthonormal
-    (1e-5) though members that are alike leave fewer directions than were drawn.
+    Eigenvalues are not above the true ones and, the first being far apart, equal to them (1e-3);
+    columns orthonormal (1e-5) though members that are alike leave fewer directions than were drawn.
     """
     generator = members.generator(3)
     common = torch.randn(60, 5, generator=generator)
     changes = []
     for number in range(16):
         rank = 3 + number % 4
-        up = common @ torch.randn(5, rank, generator=generator) if alike else torch.randn(60, rank, generator=generator)
+        up = (
+            common @ torch.randn(5, rank, generator=generator)
+            if alike
+            else torch.randn(60, rank, generator=generator)
+        )
         spectrum = 0.5 ** torch.arange(rank)
-        changes.append(Factors(spectrum[:, None] * torch.randn(rank, 70, generator=generator), up, 0.5 + number))
+        changes.append(
+            Factors(
+                spectrum[:, None] * torch.randn(rank, 70, generator=generator), up, 0.5 + number
+            )
+        )
     updates = LayerUpdates.of(changes)
     full = [torch.mm(*one.matrices(torch.float64)) for one in changes]
     assert updates.squares == pytest.approx([float(one.square().sum()) for one in full], rel=1e-5)
@@ -180,18 +219,30 @@ def test_leading_vectors_are_those_of_the_updates_that_are_never_formed(alike):
 
 
 def test_cores_are_the_updates_between_the_bases():
-    """C = L^T dW R^T of the full updates in float64, for a kernel's window and several ranks; tolerance 1e-5."""
+    """C = L^T dW R^T of the full updates in float64, for a kernel's window and several ranks;
+    tolerance 1e-5.
+    """
     generator = members.generator(5)
     changes = [
-        Factors(torch.randn(rank, 4, 3, 3, generator=generator), torch.randn(10, rank, 1, 1, generator=generator), 0.7)
+        Factors(
+            torch.randn(rank, 4, 3, 3, generator=generator),
+            torch.randn(10, rank, 1, 1, generator=generator),
+            0.7,
+        )
         for rank in (1, 4, 2)
     ]
-    updates = LayerUpdates.of([Factors(one.down.half(), one.up.half(), one.scale) for one in changes])
+    updates = LayerUpdates.of(
+        [Factors(one.down.half(), one.up.half(), one.scale) for one in changes]
+    )
     basis = LayerBasis(*(torch.linalg.qr(torch.randn(*size)).Q for size in ((10, 3), (36, 5))))
     basis = LayerBasis(basis.left, basis.right.T)
     for core, change in zip(updates.cores(basis), changes, strict=True):
         halved = Factors(change.down.half(), change.up.half(), change.scale)
-        wanted = basis.left.double().T @ torch.mm(*halved.matrices(torch.float64)) @ basis.right.double().T
+        wanted = (
+            basis.left.double().T
+            @ torch.mm(*halved.matrices(torch.float64))
+            @ basis.right.double().T
+        )
         torch.testing.assert_close(core.double(), wanted, rtol=0, atol=1e-5 * float(wanted.norm()))
 
 
@@ -263,7 +314,9 @@ def test_a_stopped_build_goes_on_with_the_layers_it_has(tmp_path, monkeypatch):
     resumed = space_builder.build(sources, settings, target)
     assert layers_read == [8] * 4
     fresh = space_builder.build(sources, settings, tmp_path / "fresh.safetensors")
-    assert torch.equal(resumed.basis, fresh.basis) and torch.equal(resumed.layout.left, fresh.layout.left)
+    assert torch.equal(resumed.basis, fresh.basis) and torch.equal(
+        resumed.layout.left, fresh.layout.left
+    )
 
 
 def test_a_full_difference_and_text_encoder_layers_are_members_too(tmp_path):
@@ -287,18 +340,26 @@ def test_a_full_difference_and_text_encoder_layers_are_members_too(tmp_path):
     assert set(space.layout.bases) == set(members.LAYERS) | set(TEXT)
     for row, updates in enumerate(wanted):
         for layer, found in products(points.member_point(space, f"m{row}")).items():
-            torch.testing.assert_close(found, updates[layer], rtol=0, atol=1e-5 * float(updates[layer].norm()))
+            torch.testing.assert_close(
+                found, updates[layer], rtol=0, atol=1e-5 * float(updates[layer].norm())
+            )
         lost = 4 / (4 + sum(float(one.square().sum()) for one in updates.values()))
         assert float(space.kept[row]) == pytest.approx(1 - lost, abs=1e-5)
     assert "biases and norms" in space.about["lost"]
-    assert any(key.startswith("lora_te") for key in lora_writer.to_tensors(points.member_point(space, "m0").layers()))
+    assert any(
+        key.startswith("lora_te")
+        for key in lora_writer.to_tensors(points.member_point(space, "m0").layers())
+    )
 
 
 def test_duplicates_and_twins_are_noticed(tmp_path):
     folder = tmp_path / "loras"
     write_mixed(folder)
     (folder / "m9.safetensors").write_bytes((folder / "m1.safetensors").read_bytes())
-    save_file(members.diffusers({n: (d, u * 3.0) for n, (d, u) in independent(5, 3).items()}), folder / "n.safetensors")
+    save_file(
+        members.diffusers({n: (d, u * 3.0) for n, (d, u) in independent(5, 3).items()}),
+        folder / "n.safetensors",
+    )
     save_file(members.kohya(independent(5, 3), 9.0), folder / "o.safetensors")
     space = build(folder, tmp_path / "s.safetensors")
     assert "the same file as m1" in space.about["skipped"]["m9"]
@@ -315,9 +376,18 @@ def test_two_key_styles_of_one_layer_are_refused():
 @pytest.mark.parametrize(
     ("metadata", "base"),
     [
-        ({"ss_base_model_version": "sdxl_base_v1-0", "ss_sd_model_name": "ponyDiffusionV6XL.safetensors"}, "Pony"),
         (
-            {"ss_base_model_version": "sdxl_base_v1-0", "ss_sd_model_name": "Illustrious-XL-v0.1.safetensors"},
+            {
+                "ss_base_model_version": "sdxl_base_v1-0",
+                "ss_sd_model_name": "ponyDiffusionV6XL.safetensors",
+            },
+            "Pony",
+        ),
+        (
+            {
+                "ss_base_model_version": "sdxl_base_v1-0",
+                "ss_sd_model_name": "Illustrious-XL-v0.1.safetensors",
+            },
             "Illustrious",
         ),
         ({"ss_base_model_version": "sdxl_base_v1-0"}, "SDXL"),
@@ -372,7 +442,9 @@ def test_projection_says_what_is_outside_the_common_basis(library):
 
 
 def test_gradients_reach_the_coefficients(library):
-    """A trainable point's weight function on updates: the gradient equals the product with the basis (1e-4)."""
+    """A trainable point's weight function on updates: the gradient equals the product with the
+    basis (1e-4).
+    """
     from glassbox.nodes.weights.inversion import TrainablePoint
 
     _, _, space = library
@@ -385,9 +457,14 @@ def test_gradients_reach_the_coefficients(library):
     for number in (0, 3):
         step = torch.zeros(space.components)
         step[number] = 1.0
-        moved = [points.Point(space, space.coefficients[0] + sign * step, "x").layers()[layer] for sign in (1, -1)]
+        moved = [
+            points.Point(space, space.coefficients[0] + sign * step, "x").layers()[layer]
+            for sign in (1, -1)
+        ]
         slopes = [float((torch.mm(*one.matrices(torch.float64)) * target).sum()) for one in moved]
-        assert float(found[number]) == pytest.approx((slopes[0] - slopes[1]) / 2, rel=1e-3, abs=1e-3)
+        assert float(found[number]) == pytest.approx(
+            (slopes[0] - slopes[1]) / 2, rel=1e-3, abs=1e-3
+        )
 
 
 def test_names_of_text_encoder_layers_agree():
@@ -406,17 +483,24 @@ def test_names_of_text_encoder_layers_agree():
 
 
 def test_a_file_is_opened_as_often_whatever_the_number_of_layer_groups(tmp_path, monkeypatch):
-    """Once for its header and once for all its layers, and closed after the build; the groups are of one layer here."""
+    """Once for its header and once for all its layers, and closed after the build; the groups are
+    of one layer here.
+    """
     folder, opened = tmp_path / "loras", []
     wanted = write_mixed(folder)
     original = lora_reader.open_tensors
-    monkeypatch.setattr(lora_reader, "open_tensors", lambda path: opened.append(path.name) or original(path))
+    monkeypatch.setattr(
+        lora_reader, "open_tensors", lambda path: opened.append(path.name) or original(path)
+    )
     build(folder, tmp_path / "together.safetensors")
     assert sorted(opened) == sorted(2 * [f"{name}.safetensors" for name in wanted])
     opened.clear()
     monkeypatch.setattr(update_builder, "_MOST_LAYERS", 1)
     space = build(folder, tmp_path / "one_by_one.safetensors")
-    assert sorted(opened) == sorted(2 * [f"{name}.safetensors" for name in wanted]) and len(members.LAYERS) > 2
+    assert (
+        sorted(opened) == sorted(2 * [f"{name}.safetensors" for name in wanted])
+        and len(members.LAYERS) > 2
+    )
     for name in space.members:
         change = products(points.member_point(space, name))
         for layer in members.LAYERS:

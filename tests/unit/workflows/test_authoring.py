@@ -17,16 +17,28 @@ from tools.workflows import canvas, columns, described, layout, wires
 from tools.workflows.authoring import LOADERS, AuthoringError, Workflow
 
 INFO = {
-    "Load": {"input": {"required": {"name": [["a", "b"], {"tooltip": "."}]}}, "output": ["MODEL", "CLIP"]},
-    "Text": {"input": {"required": {"text": ["STRING", {"multiline": True}], "clip": ["CLIP"]}}, "output": ["COND"]},
+    "Load": {
+        "input": {"required": {"name": [["a", "b"], {"tooltip": "."}]}},
+        "output": ["MODEL", "CLIP"],
+    },
+    "Text": {
+        "input": {"required": {"text": ["STRING", {"multiline": True}], "clip": ["CLIP"]}},
+        "output": ["COND"],
+    },
     "Generate": {
         "input": {
-            "required": {"model": ["MODEL"], "seed": ["INT", {"default": 0, "control_after_generate": True}]},
+            "required": {
+                "model": ["MODEL"],
+                "seed": ["INT", {"default": 0, "control_after_generate": True}],
+            },
             "optional": {"cond": ["COND"], "cfg": ["FLOAT", {"default": 8.0}]},
         },
         "output": ["IMAGE"],
     },
-    "SaveImage": {"input": {"required": {"images": ["IMAGE"], "prefix": ["STRING", {"default": "x"}]}}, "output": []},
+    "SaveImage": {
+        "input": {"required": {"images": ["IMAGE"], "prefix": ["STRING", {"default": "x"}]}},
+        "output": [],
+    },
     "Number": {"input": {"required": {"value": ["FLOAT", {"default": 1.5}]}}, "output": ["FLOAT"]},
 }
 for _name, _info in INFO.items():
@@ -39,7 +51,10 @@ def example(w):
     model, clip = w.add("Load", name="b")
     w.group("Painting")
     cond = w.add("Text", clip=clip, text="a house", node_title="Caption")
-    w.add("SaveImage", images=w.add("Generate", model=model, cond=cond, seed=7, cfg=w.add("Number", value=2.5)))
+    w.add(
+        "SaveImage",
+        images=w.add("Generate", model=model, cond=cond, seed=7, cfg=w.add("Number", value=2.5)),
+    )
 
 
 def test_the_prompt_is_what_was_described():
@@ -57,7 +72,12 @@ def test_the_prompt_is_what_was_described():
         "class_type": "Text",
         "_meta": {"title": "Caption"},
     }
-    assert prompt["5"]["inputs"] == {"model": ["2", 0], "seed": 7, "cond": ["3", 0], "cfg": ["4", 0]}
+    assert prompt["5"]["inputs"] == {
+        "model": ["2", 0],
+        "seed": 7,
+        "cond": ["3", 0],
+        "cfg": ["4", 0],
+    }
     assert prompt["6"]["inputs"] == {"images": ["5", 0], "prefix": "x"}
 
 
@@ -69,7 +89,9 @@ def test_the_same_description_makes_the_same_text():
 
 def test_seeds_are_fixed():
     saved = canvas.make("example", example, INFO)
-    assert next(node for node in saved["nodes"] if node["type"] == "Generate")["widgets_values"] == [7, "fixed", 8.0]
+    assert next(node for node in saved["nodes"] if node["type"] == "Generate")[
+        "widgets_values"
+    ] == [7, "fixed", 8.0]
 
 
 _OURS = {
@@ -101,7 +123,9 @@ _OURS = {
     ],
 )
 def test_optional_values_at_their_default_are_left_out_at_the_end(given, values):
-    """Behind a seed they begin after its control, whose first value on the canvas is another than in our files."""
+    """Behind a seed they begin after its control, whose first value on the canvas is another than
+    in our files.
+    """
     info = {**INFO, **_OURS}
 
     def describe(w):
@@ -110,14 +134,22 @@ def test_optional_values_at_their_default_are_left_out_at_the_end(given, values)
 
     saved = canvas.make("score", describe, info)
     node = next(node for node in saved["nodes"] if node["type"] == "GBX_Score")
-    assert node["widgets_values"] == values and [socket["name"] for socket in node["inputs"]] == ["model"]
+    assert node["widgets_values"] == values and [socket["name"] for socket in node["inputs"]] == [
+        "model"
+    ]
     entry = next(one for one in to_prompt(saved, info).values() if one["class_type"] == "GBX_Score")
-    assert entry["inputs"] == {"model": ["1", 0], "width": 64, "seed": 0, "cfg": 5.0, "syntax": "literal"} | given
+    assert (
+        entry["inputs"]
+        == {"model": ["1", 0], "width": 64, "seed": 0, "cfg": 5.0, "syntax": "literal"} | given
+    )
 
 
 def test_a_new_optional_input_changes_no_file():
     info, newer = ({**INFO, **copy.deepcopy(_OURS)} for _ in range(2))
-    newer["GBX_Score"]["input"]["optional"] |= {"anchor": ["STRING", {"default": ""}], "clip": ["CLIP"]}
+    newer["GBX_Score"]["input"]["optional"] |= {
+        "anchor": ["STRING", {"default": ""}],
+        "clip": ["CLIP"],
+    }
 
     def describe(w):
         w.group("Model")
@@ -152,20 +184,39 @@ def test_a_subgraph_queues_the_nodes_that_it_holds():
     saved = canvas.make("folded", lambda w: folded(w, 7, 8), INFO)
     prompt = to_prompt(saved, INFO)
     names = [one["name"] for one in saved["definitions"]["subgraphs"]]
-    assert names == ["Generate it", "Generate it 2"], "in Nodes 2.0 one definition would have one preview for both"
-    assert {entry["class_type"] for entry in prompt.values()} == {"Load", "Text", "Generate", "SaveImage"}
-    assert [entry["inputs"]["seed"] for entry in prompt.values() if entry["class_type"] == "Generate"] == [7, 8]
+    assert names == ["Generate it", "Generate it 2"], (
+        "in Nodes 2.0 one definition would have one preview for both"
+    )
+    assert {entry["class_type"] for entry in prompt.values()} == {
+        "Load",
+        "Text",
+        "Generate",
+        "SaveImage",
+    }
+    assert [
+        entry["inputs"]["seed"] for entry in prompt.values() if entry["class_type"] == "Generate"
+    ] == [7, 8]
     assert prompt["2:101"]["inputs"] == {"text": "a house", "clip": ["1", 1]}
-    assert prompt["2:102"]["inputs"] == {"model": ["1", 0], "cond": ["2:101", 0], "seed": 7, "cfg": 8.0}
+    assert prompt["2:102"]["inputs"] == {
+        "model": ["1", 0],
+        "cond": ["2:101", 0],
+        "seed": 7,
+        "cfg": 8.0,
+    }
     assert prompt["3"]["inputs"]["images"] == ["2:102", 0]
-    inside = {node["type"]: node["widgets_values"] for node in saved["definitions"]["subgraphs"][0]["nodes"]}
+    inside = {
+        node["type"]: node["widgets_values"]
+        for node in saved["definitions"]["subgraphs"][0]["nodes"]
+    }
     assert inside == {"Text": ["a house"], "Generate": [7, "fixed", 8.0]}
 
 
 def test_nodes_whose_widgets_a_subgraph_shows_save_all_their_sockets():
     """Else front end 1.32 shows another widget in the place of each."""
     saved = canvas.make("folded", lambda w: folded(w, 7), INFO)
-    inside = {node["type"]: node["inputs"] for node in saved["definitions"]["subgraphs"][0]["nodes"]}
+    inside = {
+        node["type"]: node["inputs"] for node in saved["definitions"]["subgraphs"][0]["nodes"]
+    }
     assert [socket["name"] for socket in inside["Generate"]] == ["model", "cond", "seed", "cfg"]
     assert [socket["link"] is None for socket in inside["Generate"]] == [False, False, False, True]
 
@@ -186,7 +237,10 @@ def test_every_node_has_an_id_of_its_own_in_subgraphs_too():
         (lambda w: (w.group("A"), w.add("Load", nam="a")), "has no input nam"),
         (lambda w: (w.group("A"), w.add("Generate")), "needs model"),
         (lambda w: (w.group("A"), w.add("Generate", model="a")), "takes an output"),
-        (lambda w: (w.group("A"), w.add("Generate", model=w.add("Number"))), "takes MODEL at model, not FLOAT"),
+        (
+            lambda w: (w.group("A"), w.add("Generate", model=w.add("Number"))),
+            "takes MODEL at model, not FLOAT",
+        ),
     ],
 )
 def test_a_wrong_description_is_reported(describe, sentence):
@@ -198,7 +252,9 @@ def test_a_wrong_description_is_reported(describe, sentence):
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(["Load", "Text", "Generate", "SaveImage", "Number"]), st.booleans(), st.integers(0, 9)
+            st.sampled_from(["Load", "Text", "Generate", "SaveImage", "Number"]),
+            st.booleans(),
+            st.integers(0, 9),
         ),
         min_size=1,
         max_size=14,
@@ -206,20 +262,33 @@ def test_a_wrong_description_is_reported(describe, sentence):
 )
 def test_nothing_overlaps_and_groups_hold_their_nodes(steps):
     w = Workflow("any", INFO)
-    w.note("Any", *["A line that is as long as such lines are, and then a little longer still."] * 4)
+    w.note(
+        "Any", *["A line that is as long as such lines are, and then a little longer still."] * 4
+    )
     w.group("First")
     made = {"MODEL": [], "CLIP": [], "COND": [], "IMAGE": [], "FLOAT": []}
     for type_, new_group, pick in steps:
         if new_group:
             w.group("Next")
-        needs = {name: spec[0] for name, spec in INFO[type_]["input"]["required"].items() if str(spec[0]) in made}
+        needs = {
+            name: spec[0]
+            for name, spec in INFO[type_]["input"]["required"].items()
+            if str(spec[0]) in made
+        }
         if all(made[kind] for kind in needs.values() if kind != "FLOAT"):
-            given_ = {name: made[kind][pick % len(made[kind])] for name, kind in needs.items() if made[kind]}
+            given_ = {
+                name: made[kind][pick % len(made[kind])]
+                for name, kind in needs.items()
+                if made[kind]
+            }
             outputs = w.add(type_, **given_)
             for output in outputs if isinstance(outputs, tuple) else (outputs,):
                 made[output.type].append(output)
     placed = layout.arrange(w)
-    boxes = [layout.Box(box.left, box.top - 30, box.width, box.height + 30) for box in placed.nodes.values()]
+    boxes = [
+        layout.Box(box.left, box.top - 30, box.width, box.height + 30)
+        for box in placed.nodes.values()
+    ]
     assert not [pair for pair in itertools.combinations(boxes, 2) if _overlap(*pair)]
     assert not [pair for pair in itertools.combinations(placed.groups, 2) if _overlap(*pair)]
     for node in w.nodes[1:]:
@@ -246,7 +315,9 @@ def _holds(group, box):
 
 @pytest.mark.parametrize("path", repository.WORKFLOWS, ids=repository.name_of)
 def test_a_workflow_opens_large_enough_to_read(path):
-    """Text is drawn from 0.6 on in the classic renderer; fifteen nodes and a note are in sight at most."""
+    """Text is drawn from 0.6 on in the classic renderer; fifteen nodes and a note are in sight at
+    most.
+    """
     saved = json.loads(path.read_text("utf-8"))
     assert _opening_zoom(saved) >= 0.65 and len(saved["nodes"]) <= 16
 
@@ -257,7 +328,9 @@ def test_wires_run_to_the_right_and_cross_few(path):
     ways = _wires(json.loads(path.read_text("utf-8")))
     assert sum(way[-1][0] < way[0][0] for way in ways.values()) <= 0.4 * len(ways)
     lines = {(link[1:3], line) for link, way in ways.items() for line in itertools.pairwise(way)}
-    crossings = [one != other and _cross(*a, *b) for (one, a), (other, b) in itertools.combinations(lines, 2)]
+    crossings = [
+        one != other and _cross(*a, *b) for (one, a), (other, b) in itertools.combinations(lines, 2)
+    ]
     assert sum(crossings) <= 5 * len(ways)
 
 
@@ -269,7 +342,8 @@ def test_no_wire_runs_behind_a_node(path):
         (link[0], node["id"])
         for link, way in _wires(saved).items()
         for node in saved["nodes"]
-        if node["id"] not in (link[1], link[3]) and any(_covers(node, *line) for line in itertools.pairwise(way))
+        if node["id"] not in (link[1], link[3])
+        and any(_covers(node, *line) for line in itertools.pairwise(way))
     ]
     assert not behind
 
@@ -292,7 +366,9 @@ def test_no_curve_of_a_wire_runs_behind_a_node(path):
 
 @pytest.mark.parametrize("path", repository.WORKFLOWS, ids=repository.name_of)
 def test_no_curve_of_a_wire_runs_over_the_title_of_a_group(path):
-    """Where the canvas writes it: 4 units from the left, between 6 and 30 from the top, 12 a letter."""
+    """Where the canvas writes it: 4 units from the left, between 6 and 30 from the top, 12 a
+    letter.
+    """
     saved = json.loads(path.read_text("utf-8"))
     boxes = {node["id"]: layout.Box(*node["pos"], *node["size"]) for node in saved["nodes"]}
     ways = {link[1:5]: way[1:-1] for link, way in _wires(saved).items()}
@@ -331,7 +407,9 @@ def test_columns_stand_where_all_wires_are_straight():
     placed = columns.in_columns(w)
     assert "reroutes" not in canvas.make("columns", describe, INFO)["extra"]
     text = next(node.id for node in w.nodes if node.type == "Text")
-    level = replace(placed.nodes[text], top=placed.nodes[next(n.id for n in w.nodes if n.type == "Load")].top)
+    level = replace(
+        placed.nodes[text], top=placed.nodes[next(n.id for n in w.nodes if n.type == "Load")].top
+    )
     assert not wires.are_straight(placed.nodes | {text: level}, [(2, 0, 4, 0)])
 
 
@@ -343,7 +421,11 @@ def _smaller(box, edge):
 
 
 def test_a_wire_that_would_swing_behind_a_node_is_held():
-    boxes = {1: layout.Box(0, 600, 100, 60), 2: layout.Box(136, 60, 100, 600), 3: layout.Box(300, 60, 100, 60)}
+    boxes = {
+        1: layout.Box(0, 600, 100, 60),
+        2: layout.Box(136, 60, 100, 600),
+        3: layout.Box(300, 60, 100, 60),
+    }
     wire = (1, 0, 3, 0)
     ways = wires.bends(boxes, [wire])
     loose = {wire: [way for way in ways[wire] if way[1] < 60 or way[0] > 236]}
@@ -364,7 +446,11 @@ def _covers(node, start, end):
 
 
 def test_a_wire_bends_around_a_node_in_its_way():
-    boxes = {1: layout.Box(0, 0, 100, 60), 2: layout.Box(200, 0, 100, 60), 3: layout.Box(400, 0, 100, 60)}
+    boxes = {
+        1: layout.Box(0, 0, 100, 60),
+        2: layout.Box(200, 0, 100, 60),
+        3: layout.Box(400, 0, 100, 60),
+    }
     beside, past, back = (1, 0, 2, 0), (1, 0, 3, 0), (3, 0, 1, 0)
     ways = wires.bends(boxes, [beside, past, back])
     assert ways[beside] == []
@@ -430,25 +516,42 @@ def _opening_zoom(saved):
     boxes = [(*node["pos"], *node["size"]) for node in saved["nodes"]]
     boxes += [group["bounding"] for group in saved["groups"]]
     width, height = (
-        max(box[side] + box[side + 2] for box in boxes) - min(box[side] for box in boxes) for side in (0, 1)
+        max(box[side] + box[side + 2] for box in boxes) - min(box[side] for box in boxes)
+        for side in (0, 1)
     )
     return min(layout.WINDOW[0] / width, layout.WINDOW[1] / height)
 
 
+def _types(saved) -> set[str]:
+    """Types of all nodes, those inside subgraphs too."""
+    subgraphs = saved.get("definitions", {}).get("subgraphs", [])
+    return {node["type"] for graph in (saved, *subgraphs) for node in graph["nodes"]}
+
+
 def test_every_workflow_has_a_kind_by_which_it_is_chosen():
-    """By what it needs, not by its name: a file that loses its kind is neither run nor documented."""
+    """By what it needs, not by its name: a file that loses its kind is neither run nor
+    documented.
+    """
     kinds = Counter(workflow.kind_of(workflow.load(path)) for path in repository.WORKFLOWS)
     assert kinds.keys() <= {*workflow.Kind} and kinds.total() == len(repository.WORKFLOWS)
     assert kinds[workflow.Kind.DEMO] >= 50 and kinds[workflow.Kind.CHECKPOINT] >= 52
     loads = {
-        path: bool(LOADERS & {node["type"] for node in workflow.load(path)["nodes"]})
+        path: bool(LOADERS & _types(workflow.load(path)))
         for path in repository.CHECKPOINT_WORKFLOWS + repository.DEMOS
     }
     assert {path for path, files in loads.items() if files} == set(repository.CHECKPOINT_WORKFLOWS)
 
 
 @pytest.mark.parametrize(
-    "extra", [None, {}, {"glassbox": None}, {"glassbox": {}}, {"glassbox": {"kind": "x"}}, {"glassbox": {"kind": []}}]
+    "extra",
+    [
+        None,
+        {},
+        {"glassbox": None},
+        {"glassbox": {}},
+        {"glassbox": {"kind": "x"}},
+        {"glassbox": {"kind": []}},
+    ],
 )
 def test_a_graph_of_somebody_else_has_no_kind(extra):
     assert workflow.kind_of({"nodes": [], "extra": extra}) is None
@@ -470,7 +573,9 @@ def test_every_file_to_download_has_its_folder_and_address(path):
     nodes = json.loads(path.read_text("utf-8"))["nodes"]
     for node in nodes:
         values = node["widgets_values"] if node["type"].endswith(("Loader", "LoaderSimple")) else []
-        named = {value for value in values if isinstance(value, str) and value.endswith(".safetensors")}
+        named = {
+            value for value in values if isinstance(value, str) and value.endswith(".safetensors")
+        }
         models = node["properties"].get("models", [])
         assert {model["name"] for model in models} == named, node["type"]
         for model in models:

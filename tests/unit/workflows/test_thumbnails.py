@@ -18,7 +18,9 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-@pytest.mark.parametrize(("count", "size"), [(1, (400, 400)), (2, (400, 200)), (4, (400, 400)), (12, (400, 400))])
+@pytest.mark.parametrize(
+    ("count", "size"), [(1, (400, 400)), (2, (400, 200)), (4, (400, 400)), (12, (400, 400))]
+)
 def test_the_first_images_are_tiled(folder, count, size):
     for number in range(1, count + 1):
         Image.new("RGB", (128, 128), (20 * number, 0, 0)).save(folder / f"demo_a_{number}.png")
@@ -36,19 +38,26 @@ def test_chosen_images_stand_in_rows_of_three(folder, monkeypatch):
         Image.new("RGB", (128, 128), (30 * number, 0, 0)).save(folder / f"demo_a_{number}.png")
     with Image.open(thumbnails.write("demo_a", folder)) as image:
         assert image.size == (400, 266)
-        read = [image.getpixel((60 + 133 * column, 60 + 133 * row))[0] for row in (0, 1) for column in (0, 1, 2)]
+        read = [
+            image.getpixel((60 + 133 * column, 60 + 133 * row))[0]
+            for row in (0, 1)
+            for column in (0, 1, 2)
+        ]
     assert read == pytest.approx([150, 30, 60, 90, 120, 180], abs=4)
 
 
 def test_images_are_chosen_for_workflows_that_are_there():
     assert all(
-        path_of(name).exists() for name in (*thumbnails._CHOSEN, *thumbnails._TWINS, *thumbnails._TWINS.values())
+        path_of(name).exists()
+        for name in (*thumbnails._CHOSEN, *thumbnails._TWINS, *thumbnails._TWINS.values())
     )
 
 
 def test_a_workflow_without_an_image_is_reported(folder):
     Image.new("RGB", (8, 8)).save(folder / "demo_ab_1.png")
-    with pytest.raises(LaunchError, match=r"no image of demo_a: make it with python run\.py demo --all"):
+    with pytest.raises(
+        LaunchError, match=r"no image of demo_a: make it with python run\.py demo --all"
+    ):
         thumbnails.write("demo_a", folder)
 
 
@@ -72,7 +81,9 @@ def test_images_of_several_nodes_stand_below_their_titles(folder):
     titled = Image.open(thumbnails.write("demo_a", folder)).convert("RGB")
     assert plain.size == titled.size == (400, 400)
     strips = [titled.crop((0, top, 400, top + 20)) for top in (0, 200)]
-    assert all(strip.getpixel((390, 2))[1] > 240 and np.asarray(strip).min() < 90 for strip in strips)
+    assert all(
+        strip.getpixel((390, 2))[1] > 240 and np.asarray(strip).min() < 90 for strip in strips
+    )
     assert strips[0].tobytes() != strips[1].tobytes() and plain.getpixel((100, 4))[1] < 20
     one = dict.fromkeys(titles, "Before")
     (folder / "demo_a_titles.json").write_text(json.dumps(one))

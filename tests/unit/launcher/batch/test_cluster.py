@@ -1,4 +1,6 @@
-"""Jobs on a Ray cluster of several nodes in this machine: workers, nodes and drivers are killed in the middle."""
+"""Jobs on a Ray cluster of several nodes in this machine: workers, nodes and drivers are killed in
+the middle.
+"""
 
 import collections
 import csv
@@ -78,7 +80,11 @@ class Job:
 
     def texts(self) -> set[str]:
         """The texts of all results."""
-        return {content.decode() for name, content in results(self.out).items() if name.endswith("text.txt")}
+        return {
+            content.decode()
+            for name, content in results(self.out).items()
+            if name.endswith("text.txt")
+        }
 
     def wait_for(self, count: int, process: subprocess.Popen) -> None:
         """Until so many results are there; a job that has ended with fewer shows why."""
@@ -98,7 +104,9 @@ def head():
 
 @pytest.fixture
 def add_machine(head):
-    """Adds a machine of so many cores to the cluster; after the test all leave it, and jobs that still run end."""
+    """Adds a machine of so many cores to the cluster; after the test all leave it, and jobs that
+    still run end.
+    """
     yield lambda cores: head.add_node(**machines.node(cores))
     while _running:
         _running.pop().kill()
@@ -120,21 +128,35 @@ def test_a_killed_worker_is_replaced_and_a_failing_piece_is_named(tmp_path, head
     add_machine(1)
     job = Job(tmp_path, head.address, lines)
     code, output = job.run()
-    logs = "".join(path.read_text() for path in Path(head.head_node.get_logs_dir_path()).glob("worker-*.out"))
+    logs = "".join(
+        path.read_text() for path in Path(head.head_node.get_logs_dir_path()).glob("worker-*.out")
+    )
     assert "0/4, 0 failed: piece 0 (a)" in logs and "piece 3 (b)" in logs
     assert code == 1 and "3 pieces run" in output and "1 failed" in output, output
     assert job.texts() == set(lines) - {"fail"}
     assert "It fails: fail" in (tmp_path / "out" / "failures.csv").read_text()
     on_ray = results(job.out)
     lines.remove("fail")
-    code, output = Job(tmp_path, None, lines).run()  # without Ray, the same command finds all that is there
+    code, output = Job(
+        tmp_path, None, lines
+    ).run()  # without Ray, the same command finds all that is there
     assert code == 0 and "3 found" in output and results(job.out) == on_ray
 
 
 @pytest.mark.slow
-def test_a_piece_that_always_ends_its_worker_is_named_after_three_times(tmp_path, head, add_machine):
-    """So short that they are handed out in groups: only the piece that ends the worker is to blame."""
-    lines = [*map(str, range(150)), "die", *map(str, range(150, 180)), "fail", *map(str, range(180, 300))]
+def test_a_piece_that_always_ends_its_worker_is_named_after_three_times(
+    tmp_path, head, add_machine
+):
+    """So short that they are handed out in groups: only the piece that ends the worker is to
+    blame.
+    """
+    lines = [
+        *map(str, range(150)),
+        "die",
+        *map(str, range(150, 180)),
+        "fail",
+        *map(str, range(180, 300)),
+    ]
     (tmp_path / "base").mkdir()
     add_machine(2)
     job = Job(tmp_path, head.address, lines, "--base-directory", str(tmp_path / "base"))
@@ -155,7 +177,13 @@ def test_a_piece_whose_machine_dies_three_times_is_run_on_the_next(tmp_path, hea
     (tmp_path / "base").mkdir()
     tries = tmp_path / "base" / "tries.txt"
     machine = add_machine(1)
-    job = Job(tmp_path, head.address, [f"until {tmp_path / 'flag'}"], "--base-directory", str(tmp_path / "base"))
+    job = Job(
+        tmp_path,
+        head.address,
+        [f"until {tmp_path / 'flag'}"],
+        "--base-directory",
+        str(tmp_path / "base"),
+    )
     process = job.start()
     for times in range(1, 4):
         until = time.monotonic() + _SECONDS
@@ -190,7 +218,9 @@ def test_a_job_whose_own_node_has_died_ends(monkeypatch):
 
     nodes = [{"NodeID": "here", "Alive": True, "Resources": {"CPU": 1}}]
     monkeypatch.setattr(ray, "nodes", lambda: nodes)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
+    monkeypatch.setattr(
+        ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here")
+    )
     cluster = Cluster(Settings(Path()))
     nodes[0]["Alive"] = False
     with pytest.raises(LaunchError, match="Ray has ended on this machine"):
@@ -201,17 +231,26 @@ def _nodes(monkeypatch, *nodes: dict) -> list[dict]:
     """A cluster in which Ray lists these nodes; a test may add some."""
     import ray
 
-    listed = [{"NodeID": str(number), "Alive": True, "Resources": one} for number, one in enumerate(nodes)]
+    listed = [
+        {"NodeID": str(number), "Alive": True, "Resources": one} for number, one in enumerate(nodes)
+    ]
     monkeypatch.setattr(ray, "nodes", lambda: listed)
-    monkeypatch.setattr(ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here"))
+    monkeypatch.setattr(
+        ray, "get_runtime_context", lambda: SimpleNamespace(get_node_id=lambda: "here")
+    )
     return listed
 
 
 def test_gpus_of_a_worker_decide_how_many_fit(monkeypatch):
     _nodes(monkeypatch, {"CPU": 16, "GPU": 4}, {"CPU": 16, "GPU": 1}, {"CPU": 64})
-    rooms = {gpus: Cluster(Settings(Path(), cpu=False, gpus=gpus))._room() for gpus in (0.5, 1.0, 2.0, 4.0)}
+    rooms = {
+        gpus: Cluster(Settings(Path(), cpu=False, gpus=gpus))._room()
+        for gpus in (0.5, 1.0, 2.0, 4.0)
+    }
     assert rooms == {0.5: 10, 1.0: 5, 2.0: 2, 4.0: 1}
-    with pytest.raises(LaunchError, match="No machine of the cluster has 8 GPU for a worker: give --cpu"):
+    with pytest.raises(
+        LaunchError, match="No machine of the cluster has 8 GPU for a worker: give --cpu"
+    ):
         Cluster(Settings(Path(), cpu=False, gpus=8))
 
 
@@ -243,7 +282,9 @@ def test_a_start_waits_for_a_machine_and_then_says_for_how_long_it_has(monkeypat
 @pytest.mark.parametrize(
     ("longest", "given", "allowed"), [(0, None, 3600), (2, None, 600), (90, None, 1800), (90, 5, 5)]
 )
-def test_the_deadline_goes_by_the_longest_piece_unless_it_is_given(monkeypatch, longest, given, allowed):
+def test_the_deadline_goes_by_the_longest_piece_unless_it_is_given(
+    monkeypatch, longest, given, allowed
+):
     _nodes(monkeypatch, {"CPU": 4})
     cluster = Cluster(Settings(Path()), deadline=given)
     cluster._longest = longest
@@ -253,19 +294,44 @@ def test_the_deadline_goes_by_the_longest_piece_unless_it_is_given(monkeypatch, 
 
 @pytest.mark.slow
 def test_a_worker_that_hangs_is_replaced_and_its_pieces_are_given_to_others(tmp_path):
-    """On Ray in this machine: the first hang is forgiven, one at every try is named, a full disk counts as a try."""
+    """On Ray in this machine: the first hang is forgiven, one at every try is named, a full disk
+    counts as a try.
+    """
     (tmp_path / "base").mkdir()
-    lines = [*map(str, range(6)), f"hang {tmp_path / 'flag'}", "sleep 100000", "full", *map(str, range(6, 12))]
-    job = Job(tmp_path, "local", lines, "--deadline", "4", "--workers", "2", "--base-directory", str(tmp_path / "base"))
+    lines = [
+        *map(str, range(6)),
+        f"hang {tmp_path / 'flag'}",
+        "sleep 100000",
+        "full",
+        *map(str, range(6, 12)),
+    ]
+    job = Job(
+        tmp_path,
+        "local",
+        lines,
+        "--deadline",
+        "4",
+        "--workers",
+        "2",
+        "--base-directory",
+        str(tmp_path / "base"),
+    )
     code, output = job.run()
     assert code == 1 and "13 pieces run" in output and "2 failed" in output, output
     assert job.texts() == set(lines) - {"sleep 100000", "full"}
     assert output.count("is stuck: another takes its place") == 4, output
-    failures = {row["prompt"]: row["reason"] for row in csv.DictReader((tmp_path / "out" / "failures.csv").open())}
-    assert failures["sleep 100000"].startswith("the worker was ended in this piece (it took longer than 4 s)")
+    failures = {
+        row["prompt"]: row["reason"]
+        for row in csv.DictReader((tmp_path / "out" / "failures.csv").open())
+    }
+    assert failures["sleep 100000"].startswith(
+        "the worker was ended in this piece (it took longer than 4 s)"
+    )
     assert "No space left on device" in failures["full"]
     tries = collections.Counter((tmp_path / "base" / "tries.txt").read_text().splitlines())
-    assert tries == {line: {"sleep 100000": 3, "full": 3, lines[6]: 2}.get(line, 1) for line in lines}
+    assert tries == {
+        line: {"sleep 100000": 3, "full": 3, lines[6]: 2}.get(line, 1) for line in lines
+    }
 
 
 @pytest.mark.slow
@@ -280,7 +346,9 @@ def test_what_waits_behind_a_long_piece_is_run_by_an_idle_worker(tmp_path):
     assert process.returncode == 0 and "40 pieces run" in output, output
 
 
-def test_without_ray_a_piece_that_ends_the_process_ends_the_command_and_what_was_done_is_kept(tmp_path):
+def test_without_ray_a_piece_that_ends_the_process_ends_the_command_and_what_was_done_is_kept(
+    tmp_path,
+):
     lines = ["a", "b", "die", "c"]
     job = Job(tmp_path, None, lines)
     assert job.run()[0] == 9 and job.texts() == {"a", "b"}
@@ -322,7 +390,10 @@ def test_workers_that_are_killed_again_and_again(tmp_path, head, add_machine):
     machine = add_machine(2)
     job = Job(tmp_path, head.address, lines)
     process = job.start()
-    for count in (5, 20):  # twice: a piece that three workers end with counts as failed, whatever ended them
+    for count in (
+        5,
+        20,
+    ):  # twice: a piece that three workers end with counts as failed, whatever ended them
         job.wait_for(count, process)
         _workers(machine)[0].kill()
     output, _ = process.communicate(timeout=_SECONDS)
@@ -349,7 +420,9 @@ def test_a_driver_that_is_killed_goes_on_when_it_is_started_again(tmp_path, head
 
 @pytest.mark.parametrize("address", [None, pytest.param("local", marks=pytest.mark.slow)])
 def test_an_interrupted_job_goes_on_and_its_results_are_those_of_one_run(tmp_path, address):
-    """Interrupted as by Ctrl-C; Ray on this machine listens for this machine alone, and ends with the job."""
+    """Interrupted as by Ctrl-C; Ray on this machine listens for this machine alone, and ends with
+    the job.
+    """
     flag = tmp_path / "flag"
     lines = [*map(str, range(8)), *(f"until {flag} {number}" for number in range(32))]
     job = Job(tmp_path, address, lines)
@@ -357,11 +430,20 @@ def test_an_interrupted_job_goes_on_and_its_results_are_those_of_one_run(tmp_pat
     job.wait_for(5, process)
     family = psutil.Process(process.pid).children(recursive=True)
     if address:
-        hosts = [at.laddr.ip for one in family for at in one.net_connections("tcp") if at.status == psutil.CONN_LISTEN]
+        hosts = [
+            at.laddr.ip
+            for one in family
+            for at in one.net_connections("tcp")
+            if at.status == psutil.CONN_LISTEN
+        ]
         assert len(hosts) >= 3 and {host.removeprefix("::ffff:") for host in hosts} == {"127.0.0.1"}
     os.killpg(process.pid, signal.SIGINT)
     output, _ = process.communicate(timeout=_SECONDS)
-    assert process.returncode == 130 and "the same command continues" in output and "Traceback" not in output, output
+    assert (
+        process.returncode == 130
+        and "the same command continues" in output
+        and "Traceback" not in output
+    ), output
     assert psutil.wait_procs(family, timeout=60)[1] == []
     before = {path: path.stat().st_mtime_ns for path in job.out.rglob("text.txt")}
     assert 5 <= len(before) <= 8
@@ -376,7 +458,9 @@ def test_an_interrupted_job_goes_on_and_its_results_are_those_of_one_run(tmp_pat
 
 
 @pytest.mark.slow
-def test_workers_use_the_repository_and_the_variables_that_they_are_given(tmp_path, head, add_machine):
+def test_workers_use_the_repository_and_the_variables_that_they_are_given(
+    tmp_path, head, add_machine
+):
     (tmp_path / "repository").symlink_to(repository.ROOT)
     variables = tmp_path / "env.json"
     add_machine(1)
@@ -394,7 +478,9 @@ def test_workers_use_the_repository_and_the_variables_that_they_are_given(tmp_pa
 
 @pytest.mark.slow
 def test_workers_with_different_checkpoints_end_the_job(tmp_path, head, add_machine):
-    """The stand-in reads its checkpoint's digest from a file, which changes after the first worker has read it."""
+    """The stand-in reads its checkpoint's digest from a file, which changes after the first worker
+    has read it.
+    """
     base = tmp_path / "base"
     base.mkdir()
     lines = ["a", "b", "c", f"until {tmp_path / 'never'}"]
@@ -406,4 +492,7 @@ def test_workers_with_different_checkpoints_end_the_job(tmp_path, head, add_mach
     add_machine(1)
     output, _ = process.communicate(timeout=_SECONDS)
     assert process.returncode == 1
-    assert "The file base.safetensors is not the same everywhere" in output and "Traceback" not in output
+    assert (
+        "The file base.safetensors is not the same everywhere" in output
+        and "Traceback" not in output
+    )

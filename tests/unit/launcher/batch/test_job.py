@@ -16,15 +16,29 @@ KINDS = {
 
 def _prompt():
     return {
-        "1": {"class_type": "Encode", "inputs": {"text": "x", "clip": ["9", 0]}, "_meta": {"title": "Positive"}},
-        "2": {"class_type": "Encode", "inputs": {"text": "y", "clip": ["9", 0]}, "_meta": {"title": "Negative"}},
-        "3": {"class_type": "Sample", "inputs": {"seed": 1, "cfg": 2.0, "name": "euler", "exact": False}},
+        "1": {
+            "class_type": "Encode",
+            "inputs": {"text": "x", "clip": ["9", 0]},
+            "_meta": {"title": "Positive"},
+        },
+        "2": {
+            "class_type": "Encode",
+            "inputs": {"text": "y", "clip": ["9", 0]},
+            "_meta": {"title": "Negative"},
+        },
+        "3": {
+            "class_type": "Sample",
+            "inputs": {"seed": 1, "cfg": 2.0, "name": "euler", "exact": False},
+        },
     }
 
 
 def _list(*rows, columns=("prompt",), **more):
     return Entries(
-        columns, len(rows), lambda: iter([row if isinstance(row, tuple) else (row,) for row in rows]), **more
+        columns,
+        len(rows),
+        lambda: iter([row if isinstance(row, tuple) else (row,) for row in rows]),
+        **more,
     )
 
 
@@ -35,7 +49,9 @@ def _job(mapping, entries, chunk=1, **more):
 
 def test_nodes_are_named_by_id_title_or_class():
     entries = _list(("a", "7", "true"), columns=("prompt", "seed", "exact"))
-    job = _job(["prompt=Positive.text", "prompt=2.text", "seed=Sample.seed", "exact=3.exact"], entries)
+    job = _job(
+        ["prompt=Positive.text", "prompt=2.text", "seed=Sample.seed", "exact=3.exact"], entries
+    )
     filled = job.filled({"prompt": "a", "seed": "7", "exact": "true"})
     assert filled["1"]["inputs"]["text"] == filled["2"]["inputs"]["text"] == "a"
     assert filled["3"]["inputs"]["seed"] == 7 and filled["3"]["inputs"]["exact"] is True
@@ -75,7 +91,10 @@ def test_columns_that_fill_nothing_are_labels_and_change_no_key():
     rows = [("a", "young"), ("a", "old")]
     entries = _list(*rows, columns=("prompt", "age"))
     first, second = pieces(_job(["prompt=1.text"], entries), entries, 1)
-    assert first.key == second.key and (first.labels, second.labels) == ({"age": "young"}, {"age": "old"})
+    assert first.key == second.key and (first.labels, second.labels) == (
+        {"age": "young"},
+        {"age": "old"},
+    )
 
 
 def test_the_key_changes_with_all_that_a_result_depends_on_and_with_nothing_else():
@@ -128,7 +147,12 @@ def test_model_files_of_a_column_and_what_they_are_run_with_are_in_the_key(tmp_p
     lora.parent.mkdir()
     lora.write_bytes(b"1")
     entries = placed(_list("a.safetensors"), [tmp_path / "input", tmp_path / "loras"])
-    job = _job(["1.text"], entries, roots=(tmp_path / "input", tmp_path / "loras"), made_with={"torch": "2.0"})
+    job = _job(
+        ["1.text"],
+        entries,
+        roots=(tmp_path / "input", tmp_path / "loras"),
+        made_with={"torch": "2.0"},
+    )
 
     def key(job=job):
         return next(pieces(job, entries, 1)).key

@@ -32,7 +32,10 @@ class Pieces:
             if make is not None:
                 self.store.begin()
                 make(self.store.work)
-                self.store.finish(key, {"values": {"prompt": value}, "texts": {"7": texts[value]} if texts else {}})
+                self.store.finish(
+                    key,
+                    {"values": {"prompt": value}, "texts": {"7": texts[value]} if texts else {}},
+                )
 
     def join(self, name):
         return JOINS[name](results(self.store, self.todo), self.out)
@@ -40,11 +43,19 @@ class Pieces:
 
 def test_the_index_names_every_piece_that_has_a_result(tmp_path):
     pieces = Pieces(
-        tmp_path, {"a, b": lambda work: (work / "x.txt").write_text("x"), "failed": None, "c": lambda work: 0}
+        tmp_path,
+        {
+            "a, b": lambda work: (work / "x.txt").write_text("x"),
+            "failed": None,
+            "c": lambda work: 0,
+        },
     )
     pieces.join("index")
     rows = list(csv.DictReader((tmp_path / "index.csv").open()))
-    assert [(row["piece"], row["prompt"], row["files"]) for row in rows] == [("0", "a, b", "1"), ("2", "c", "0")]
+    assert [(row["piece"], row["prompt"], row["files"]) for row in rows] == [
+        ("0", "a, b", "1"),
+        ("2", "c", "0"),
+    ]
 
 
 def test_scores_become_one_table_and_a_histogram(tmp_path):
@@ -60,7 +71,10 @@ def test_scores_become_one_table_and_a_histogram(tmp_path):
     table = "prompt,score,is_memorized\na,0.25,False\nb,0.75,True\nc,0.255,False\n"
     assert (tmp_path / "scores.csv").read_text() == table
     assert (tmp_path / "memorized.txt").read_text() == "b\n"
-    counted = {row["from"]: int(row["prompts"]) for row in csv.DictReader((tmp_path / "histogram.csv").open())}
+    counted = {
+        row["from"]: int(row["prompts"])
+        for row in csv.DictReader((tmp_path / "histogram.csv").open())
+    }
     assert (counted["0.25"], counted["0.75"], sum(counted.values())) == (2, 1, 3)
     with Image.open(tmp_path / "histogram.png") as image:
         assert image.size[0] > 100
@@ -70,12 +84,16 @@ def test_statistics_are_those_of_all_prompts(tmp_path):
     values = torch.randn(30, 5, 6, generator=torch.Generator().manual_seed(0))
 
     def of(part):
-        return Statistics(len(part), neuron_statistics.layer_moments({PATH: part}), {PATH: (1.0, 2.0)}, "test")
+        return Statistics(
+            len(part), neuron_statistics.layer_moments({PATH: part}), {PATH: (1.0, 2.0)}, "test"
+        )
 
     def writing(part):
         return lambda work: statistics_file.write(of(part), work / "statistics.safetensors")
 
-    Pieces(tmp_path, {str(number): writing(part) for number, part in enumerate(values.split(7))}).join("statistics")
+    Pieces(
+        tmp_path, {str(number): writing(part) for number, part in enumerate(values.split(7))}
+    ).join("statistics")
     joined, whole = statistics_file.read(tmp_path / "statistics.safetensors", []), of(values)
     assert joined.count == 30
     for name in ("mean", "squares", "low", "high"):
@@ -87,10 +105,14 @@ def test_statistics_are_those_of_all_prompts(tmp_path):
 def test_masks_become_a_folder_with_an_index_and_a_union(tmp_path):
     def writing(prompt, *neurons):
         found = SearchRecord(prompt, {PATH: neurons}, True)
-        mask = NeuronMask(uniform_scales((PATH, index) for index in neurons), (found,), {PATH: (1.0, 2.0)})
+        mask = NeuronMask(
+            uniform_scales((PATH, index) for index in neurons), (found,), {PATH: (1.0, 2.0)}
+        )
         return lambda work: mask_file.write(mask, work / "mask_00001_.json")
 
-    Pieces(tmp_path, {"a cat": writing("a cat", 1, 2), "a dog": writing("a dog", 2, 3)}).join("masks")
+    Pieces(tmp_path, {"a cat": writing("a cat", 1, 2), "a dog": writing("a dog", 2, 3)}).join(
+        "masks"
+    )
     rows = list(csv.DictReader((tmp_path / "masks" / "index.csv").open()))
     assert [(row["file"], row["prompt"], row["neurons"]) for row in rows] == [
         ("000000_a_cat.json", "a cat", "2"),
@@ -111,19 +133,27 @@ def test_a_space_of_pieces_is_that_of_the_folder_of_loras(tmp_path):
     def writing(file):
         return lambda work: shutil.copyfile(file, work / "lora_00001_.safetensors")
 
-    pieces = Pieces(tmp_path, {f"people/{file.name}": writing(file) for file in files}, {"age": "young"})
+    pieces = Pieces(
+        tmp_path, {f"people/{file.name}": writing(file) for file in files}, {"age": "young"}
+    )
     pieces.join("space")
     population = sorted((tmp_path / "population").iterdir())
-    assert all(filecmp.cmp(one, other, shallow=False) for one, other in zip(population, files, strict=True))
+    assert all(
+        filecmp.cmp(one, other, shallow=False) for one, other in zip(population, files, strict=True)
+    )
     rows = list(csv.DictReader((tmp_path / "labels.csv").open()))
-    assert [row["member"] for row in rows] == [one.stem for one in population] and rows[0]["age"] == "young"
+    assert [row["member"] for row in rows] == [one.stem for one in population] and rows[0][
+        "age"
+    ] == "young"
     single = space_builder.build(
         member_sources.file_sources(tmp_path / "population"),
         space_builder.BuildSettings(),
         tmp_path / "single" / "space.safetensors",
     )
     assert single.members == tuple(one.stem for one in population)
-    assert filecmp.cmp(tmp_path / "space.safetensors", tmp_path / "single" / "space.safetensors", shallow=False)
+    assert filecmp.cmp(
+        tmp_path / "space.safetensors", tmp_path / "single" / "space.safetensors", shallow=False
+    )
 
 
 @pytest.mark.parametrize("count", [1, 61])
@@ -133,19 +163,27 @@ def test_images_come_on_sheets(tmp_path, count):
 
     Pieces(tmp_path, {str(number): write for number in range(count)}).join("images")
     sheets = sorted((tmp_path / "sheets").iterdir())
-    assert [sheet.name for sheet in sheets] == [f"sheet_{number:04}.png" for number in range(1, 2 + (count > 60))]
+    assert [sheet.name for sheet in sheets] == [
+        f"sheet_{number:04}.png" for number in range(1, 2 + (count > 60))
+    ]
     with Image.open(sheets[0]) as image:
         assert (255, 0, 0) in {color for _, color in image.convert("RGB").getcolors(1 << 24)}
 
 
 def test_texts_of_activations_are_joined(tmp_path):
     head = "ID     noise  granularity  locality\n"
-    tables = [f"{head}a-out  0.100        0.200     0.300", f"{head}b      0.400        0.500     0.600  kept"]
+    tables = [
+        f"{head}a-out  0.100        0.200     0.300",
+        f"{head}b      0.400        0.500     0.600  kept",
+    ]
     texts = {"1": ["a note", tables[0]], "2": [tables[1], "image 0: hair 1.0%; uncertainty 0.1"]}
     pieces = Pieces(tmp_path, {"1": lambda work: 0, "2": lambda work: 0}, texts=texts)
     pieces.join("quality")
     rows = [line.split() for line in (tmp_path / "quality.txt").read_text().splitlines()]
-    assert rows[1:] == [["a-out", "0.100", "0.200", "0.300"], ["b", "0.400", "0.500", "0.600", "kept"]]
+    assert rows[1:] == [
+        ["a-out", "0.100", "0.200", "0.300"],
+        ["b", "0.400", "0.500", "0.600", "kept"],
+    ]
     pieces.join("few_shot")
     assert (tmp_path / "few_shot.txt").read_text() == "image 0: hair 1.0%; uncertainty 0.1\n"
 

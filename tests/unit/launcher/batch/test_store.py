@@ -57,7 +57,9 @@ def test_many_writers_of_one_key_leave_one_whole_result(tmp_path):
     assert list((tmp_path / "work").iterdir()) == []
 
 
-@pytest.mark.parametrize("damage", ["no record", "half a record", "no list of files", "lost file", "cut file"])
+@pytest.mark.parametrize(
+    "damage", ["no record", "half a record", "no list of files", "lost file", "cut file"]
+)
 def test_a_damaged_result_counts_as_absent_and_can_be_made_again(tmp_path, damage):
     store = Store(tmp_path)
     _write(store, "one")
@@ -97,5 +99,8 @@ def test_an_unfinished_piece_is_not_a_result(tmp_path):
 def test_the_record_says_nothing_of_time_or_place(tmp_path):
     for name in ("here", "there"):
         _write(Store(tmp_path / name), "one")
-    here, there = ((tmp_path / name / "pieces" / "ab" / KEY / "result.json").read_bytes() for name in ("here", "there"))
+    here, there = (
+        (tmp_path / name / "pieces" / "ab" / KEY / "result.json").read_bytes()
+        for name in ("here", "there")
+    )
     assert here == there and str(tmp_path).encode() not in here

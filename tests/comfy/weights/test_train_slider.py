@@ -1,0 +1,225 @@
+"""Train Slider inside a real ComfyUI: phrases or pairs in, LoRAs out that stock nodes read, on
+every architecture.
+"""
+
+from pathlib import Path
+
+import pytest
+import reduced
+import tiny_transformers
+import torch
+
+CHOICES = {
+    "increase": "majestic beard\nsunglasses",
+    "decrease": "shaven",
+    "base_prompt": "portrait\nportrait, blue hoodie",
+    "keep": "",
+    "rank": 2,
+    "steps": 3,
+    "learning_rate": 0.01,
+    "guidance_scale": 2.0,
+    "batch_size": 2,
+    "images": 2,
+    "sampling_steps": 2,
+    "cfg": 2.0,
+    "end_percent": 1.0,
+    "seed": 3,
+    "layers": "",
+    "precision": "fp32",
+    "gradient_checkpointing": False,
+    "preview_interval": 2,
+    "filename_prefix": "",
+    "checkpoint_name": "",
+    "checkpoint_interval": 2,
+}
+SIDE = 8
+
+
+@pytest.fixture(scope="module")
+def demo(app):
+    return app.run("GBX_LoadDemoModel", weights="avatars-v2")
+
+
+def blank(channels=24):
+    return {"samples": torch.zeros(1, channels, SIDE, SIDE)}
+
+
+def train(app, demo, **changed):
+    model, clip, vae = demo
+    inputs = {"model": model, "clip": clip, "vae": vae, "latent": blank(), **CHOICES, **changed}
+    return app.run("GBX_TrainSlider", **inputs)
+
+
+def sampled(app, model, clip):
+    """A latent of stock KSampler."""
+    prompts = {
+        name: app.run("CLIPTextEncode", clip=clip, text=text)[0]
+        for name, text in (("positive", "portrait"), ("negative", ""))
+    }
+    how = {"seed": 5, "steps": 2, "cfg": 2.0, "sampler_name": "euler", "scheduler": "normal"}
+    latent = app.run("KSampler", model=model, latent_image=blank(), denoise=1.0, **prompts, **how)[
+        0
+    ]
+    return latent["samples"]
+
+
+@torch.inference_mode()
+def test_two_sliders_and_what_stock_nodes_make_of_them(app, demo):
+    import folder_paths
+
+    before = {name: value.clone() for name, value in demo[0].model.state_dict().items()}
+    models, loras, files, images, figure, losses, report = train(
+        app, demo, filename_prefix="loras/slider"
+    )
+    after = demo[0].model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert not any(module._forward_hooks for module in demo[0].model.modules())
+    assert len(models) == len(loras) == len(files) == 2
+    assert images.shape == (6, 64, 64, 3) and figure.ndim == 4 and len(losses["loss"]) == 3
+    assert "2 sliders of rank 2 in 128 layers" in report
+    assert "majestic beard / shaven: " in report and "sunglasses: " in report
+    # at 0 both previews are the frozen model's
+    assert torch.equal(images[1], images[4]) and not torch.equal(images[0], images[1])
+    assert not torch.equal(images[2], images[5])
+    output = Path(folder_paths.get_output_directory())
+    folder_paths.add_model_folder_path("loras", str(output / "loras"))
+    assert files[0].startswith("loras/slider_majestic_beard_")
+    plain = sampled(app, *demo[:2])
+    for model, lora, file in zip(models, loras, files, strict=True):
+        expected = sampled(app, model, demo[1])
+        assert not torch.equal(expected, plain)
+        load = {"model": demo[0], "lora_name": Path(file).name}
+        for strength in (1.0, 0.0):
+            stock = app.run("LoraLoaderModelOnly", **load, strength_model=strength)[0]
+            assert torch.equal(sampled(app, stock, demo[1]), expected if strength else plain)
+        stock = app.run("LoraModelLoader", model=demo[0], lora=lora, strength_model=1.0)[0]
+        assert torch.equal(sampled(app, stock, demo[1]), expected)
+        assert len(model.patches) == 128
+    reader = app.module("nodes.common.lora_reader")
+    phrases = app.module("nodes.weights.slider_phrases")
+    labels = phrases.labels_of(reader.read_metadata(output / files[0]))
+    assert (labels.increase, labels.decrease) == ("majestic beard", "shaven")
+
+
+def test_training_behind_seed_variety_learns_from_the_prompt_itself(app, demo):
+    model, clip, vae = demo
+    noise = {"method": "annealed", "noise_scale": 0.5, "tau1": 0.2, "tau2": 0.8, "seed": 3}
+    varied = app.run("GBX_SeedVariety", model=model, **noise)[0]
+    assert not torch.equal(sampled(app, varied, clip), sampled(app, model, clip))
+    faces = app.run("GBX_DemoPicture", image_index=1, count=3, part="face")[0][:, ::2, ::2]
+    latent = app.run("VAEEncode", pixels=faces, vae=vae)[0]  # images that no sampler makes
+    _, plain, *_ = train(app, demo, latent=latent)
+    for checkpointing in (False, True):
+        given = {"gradient_checkpointing": checkpointing, "latent": latent}
+        _, behind, *_ = train(app, (varied, clip, vae), **given)
+        for name, value in plain[0].items():
+            assert torch.allclose(behind[0][name], value, atol=1e-5), name
+
+
+def test_a_slider_alone_is_that_of_the_common_training(app, demo):
+    """To rounding: images, noise and steps are the same."""
+    _, loras, *_ = train(app, demo)
+    _, alone, *_ = train(app, demo, increase="majestic beard")
+    for name, value in alone[0].items():
+        assert torch.allclose(loras[0][name], value, atol=1e-4), name
+
+
+def test_images_in_the_latent_are_trained_on(app, demo, monkeypatch):
+    half = app.module("nodes.weights.slider_training_comfy")
+
+    def refuse(*args, **kwargs):
+        raise AssertionError
+
+    monkeypatch.setattr(half, "sample_each", refuse)
+    faces = app.run("GBX_DemoPicture", image_index=1, count=3, part="face")[0][:, ::2, ::2]
+    latent = app.run("VAEEncode", pixels=faces, vae=demo[2])[0]
+    images = train(app, demo, latent=latent, vae=None)[3]
+    assert not isinstance(images, torch.Tensor)
+
+
+@pytest.mark.parametrize("objective", ["visual", "difference"])
+def test_a_slider_from_pairs(app, demo, objective):
+    faces, _, _ = app.run("GBX_DemoPicture", image_index=1, count=4, part="face")
+    faces = faces[:, ::2, ::2]
+    mask = torch.zeros(1, 64, 64)
+    mask[:, :32] = 1
+    pairs = {"before": faces[:2], "after": faces[2:], "latent": None, "pair_objective": objective}
+    models, loras, _, images, *_ = train(app, demo, **pairs)
+    assert len(models) == 1 and images.shape == (3, 64, 64, 3)
+    masked = train(app, demo, **pairs, masks=mask)[1]
+    assert any(not torch.equal(masked[0][name], value) for name, value in loras[0].items())
+    with pytest.raises(ValueError, match="before and after belong together"):
+        train(app, demo, before=faces[:2])
+    with pytest.raises(ValueError, match=r"before holds 2 images of 64 x 64 pixels and after 1"):
+        train(app, demo, before=faces[:2], after=faces[2:3])
+    with pytest.raises(ValueError, match="connect one to vae"):
+        train(app, demo, **pairs | {"vae": None})
+    with pytest.raises(ValueError, match="2 pairs and 3 base prompts"):
+        train(app, demo, **pairs, base_prompt="a\nb\nc")
+    with pytest.raises(ValueError, match="2 images and 3 masks"):
+        train(app, demo, **pairs, masks=mask.repeat(3, 1, 1))
+
+
+def test_what_is_missing_gets_a_sentence(app, demo):
+    with pytest.raises(ValueError, match="There is no phrase"):
+        train(app, demo, increase=" ")
+    with pytest.raises(ValueError, match="There is no latent"):
+        train(app, demo, latent=None)
+    with pytest.raises(ValueError, match="No linear layer of this MODEL"):
+        train(app, demo, layers="no_such_layer")
+
+
+def test_a_checkpoint_of_other_phrases_is_refused(app, demo):
+    train(app, demo, checkpoint_name="slider/phrases")
+    with pytest.raises(ValueError, match="another phrases:"):
+        train(app, demo, checkpoint_name="slider/phrases", decrease="moustache")
+    with pytest.raises(ValueError, match="another cfg:"):
+        train(app, demo, checkpoint_name="slider/phrases", cfg=3.0)
+    with pytest.raises(ValueError, match="another precision:"):
+        train(app, demo, checkpoint_name="slider/phrases", precision="bf16")
+    changed = demo[0].clone()
+    key = next(name for name in changed.model.state_dict() if name.endswith("to_q.weight"))
+    changed.add_patches({key: (torch.full_like(changed.model.state_dict()[key], 0.01),)})
+    with pytest.raises(ValueError, match="another model:"):
+        train(app, (changed, *demo[1:]), checkpoint_name="slider/phrases")
+
+
+@pytest.mark.parametrize("architecture", reduced.ARCHITECTURES)
+@torch.inference_mode()
+def test_every_architecture(app, architecture):
+    model, clip, vae = reduced.checkpoint(architecture)
+    channels = model.get_model_object("latent_format").latent_channels
+    models, loras, _, images, _, losses, _ = train(
+        app,
+        (model, clip, vae),
+        latent=blank(channels),
+        steps=1,
+        precision="bf16",
+        gradient_checkpointing=True,
+        cfg=1.0 if architecture == "flux" else 2.0,
+    )
+    assert all(torch.isfinite(torch.tensor(losses["loss"]))) and len(images) == 6
+    assert len(models[0].patches) == len(loras[0]) // 3 > 0
+
+
+@pytest.mark.parametrize("name", tiny_transformers.NAMES)
+def test_attention_of_every_transformer_is_found_and_has_names_in_files(app, name):
+    """Layers of attention in every block that attends; none of a feed-forward part or modulation
+    beside an attention module.
+    """
+    half = app.module("nodes.weights.slider_training_comfy")
+    learned = app.module("nodes.weights.learned_space_comfy")
+    patcher = tiny_transformers.model(name)
+    network = patcher.model.diffusion_model
+    paths = half.attention_layers(network)
+    blocks = {path.split(".")[0] for path in paths}
+    lists = {
+        path
+        for path, module in network.named_children()
+        if isinstance(module, torch.nn.ModuleList) and ("block" in path or path == "layers")
+    }
+    assert lists and lists <= blocks
+    assert not any("mlp" in path or "modulation" in path.lower() for path in paths)
+    layers = half.trained_layers(patcher, "")
+    layout, _ = learned.layout_of(patcher, layers, 2)
+    assert len(layout.slots) == len(paths)

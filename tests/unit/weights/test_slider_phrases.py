@@ -1,0 +1,68 @@
+"""Phrases of sliders as a person writes them, and the labels in a slider's file."""
+
+import pytest
+from glassbox.nodes.weights.slider_phrases import (
+    LABELS,
+    SliderPhrases,
+    labels_of,
+    lines_of,
+    parse_sliders,
+    prompt_of,
+    prompts_of,
+)
+
+
+def test_one_slider_a_line():
+    sliders = parse_sliders("old, wrinkled\n beard \n", "young\n\n")
+    assert sliders == [
+        SliderPhrases(increase="old, wrinkled", decrease="young"),
+        SliderPhrases(increase="beard", decrease=""),
+    ]
+    assert [slider.name for slider in sliders] == ["old, wrinkled / young", "beard"]
+    assert [slider.slug for slider in sliders] == ["old_wrinkled", "beard"]
+    assert parse_sliders("old", "") == [SliderPhrases(increase="old", decrease="")]
+    assert parse_sliders("a\nb\nc", "d\n\nf")[1] == SliderPhrases(increase="b", decrease="")
+
+
+@pytest.mark.parametrize(
+    ("increase", "decrease", "message"),
+    [
+        ("", "young", "There is no phrase"),
+        (" \n ", "", "There is no phrase"),
+        ("old", "young\nshaven", "increase has 1 phrases and decrease has 2 lines"),
+        ("old\n\nbeard", "young\nshaven\nbald", "increase has 2 phrases"),
+    ],
+)
+def test_phrases_that_are_no_sliders_get_a_sentence(increase, decrease, message):
+    with pytest.raises(ValueError, match=message):
+        parse_sliders(increase, decrease)
+
+
+def test_prompts_of_every_scene_phrase_and_preserved_concept_once():
+    sliders = parse_sliders("old", "")
+    prompts = prompts_of(["a man", "a cat"], sliders, ["tall", ""])
+    assert prompts == [
+        "a man",
+        "a cat",
+        "a man, tall, old",
+        "a man, tall",
+        "a man, old",
+        "a cat, tall, old",
+        "a cat, tall",
+        "a cat, old",
+    ]
+    assert prompt_of("", "", "old") == "old"
+    assert lines_of(" a \n\n b") == ["a", "b"]
+
+
+def test_labels_of_a_file():
+    slider = SliderPhrases(increase='old "man"', decrease="young")
+    assert labels_of(slider.header()) == slider
+    for text in ("", "[", "[]", "1", '{"increase": 1, "decrease": "a"}', "[" * 100_000):
+        assert labels_of({LABELS: text}) is None
+    assert labels_of({}) is None
+    long = SliderPhrases(increase="a " * 500, decrease="\n")
+    assert len(labels_of(long.header()).increase) == 80 and labels_of(long.header()).decrease == ""
+    assert SliderPhrases(increase="???", decrease="").slug == "slider"
+    assert SliderPhrases(increase="", decrease="").name == "slider"
+    assert len(SliderPhrases(increase="x" * 300, decrease="").slug) == 40
