@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from . import environment, paths
+from . import environment, hosts, paths
 from .errors import LaunchError, disk_sentence
 
 # set for the process in the environment: the folder of ComfyUI, found before
@@ -31,6 +31,8 @@ def main(argv: list[str]) -> int:
         arguments = _parse(argv)
         if _READY in os.environ and paths.inside_venv():
             return _command(arguments, Path(os.environ[_READY]))
+        if arguments.command == "test" and hosts.BOTH in arguments.rest:
+            return hosts.run(arguments.rest)
         comfyui = environment.ensure(
             arguments.command in _DEVELOPER or getattr(arguments, "screenshots", False)
         )
@@ -189,8 +191,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "test",
         add_help=False,
         help=(
-            "check style and types, run the tests (--all: slow ones too); other arguments go to "
-            "pytest"
+            "check style and types, run the tests (--all: slow ones too, --both-hosts: on the "
+            "oldest ComfyUI and on the newest); other arguments go to pytest"
         ),
     )
     commands.add_parser(

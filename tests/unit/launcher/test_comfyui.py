@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -99,6 +100,33 @@ def test_no_comfyui_there_is_one_sentence(tmp_path, monkeypatch, name):
     monkeypatch.setenv("COMFYUI_DIR", str(tmp_path / name))
     with pytest.raises(LaunchError, match=r"is no ComfyUI \(main\.py is missing\)"):
         comfyui.locate()
+
+
+def _commit(repository: Path, version: str) -> None:
+    _make_comfyui(repository, version)
+    author = ("-c", "user.name=Test", "-c", "user.email=test@example.com")
+    for command in (("init", "--quiet"), ("add", "."), (*author, "commit", "--quiet", "-m", "x")):
+        subprocess.run(["git", "-C", str(repository), *command], check=True)
+
+
+def test_the_newest_is_cloned_and_then_brought_up_to_date(tmp_path, monkeypatch):
+    monkeypatch.delenv("COMFYUI_DIR", raising=False)
+    monkeypatch.setattr(paths, "CACHE", tmp_path / "cache")
+    repository = tmp_path / "repository"
+    monkeypatch.setattr(comfyui, "REPOSITORY", repository.as_uri())
+    for version in ("0.45.0", "0.46.0"):
+        _commit(repository, version)
+        folder = comfyui.newest()
+        assert folder.is_relative_to(paths.CACHE)
+        assert version in (folder / "comfyui_version.py").read_text()
+
+
+def test_a_newest_that_cannot_be_fetched_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.delenv("COMFYUI_DIR", raising=False)
+    monkeypatch.setattr(paths, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(comfyui, "REPOSITORY", (tmp_path / "nowhere").as_uri())
+    with pytest.raises(LaunchError, match="git could not fetch the newest ComfyUI"):
+        comfyui.newest()
 
 
 def test_the_pack_is_linked_and_stays_linked(tmp_path):
