@@ -5,6 +5,7 @@ before, bit for bit.
 from __future__ import annotations
 
 import functools
+from collections import Counter
 
 import broken_runs
 import pytest
@@ -15,6 +16,8 @@ import torch
 import trainer_inputs
 import weight_nodes
 
+_OFTEN_ENOUGH = 2
+_TRIED: Counter[broken_runs.Place] = Counter()  # how many nodes have tried a place, in this process
 STEPS = 2  # one before and one after what begins or ends in the middle of the run
 BLOCK = "up-level1-repeat0-vit-out"
 SIZE = {"reference_width": 512, "reference_height": 256}
@@ -320,21 +323,27 @@ def test_every_node_that_hands_out_a_model_is_here(app):
 def test_after_an_exception_a_model_samples_as_before(
     worlds, tmp_path_factory, node_id, case, every
 ):
-    """In each call of the network, and in the last line of each function of the pack (slow: at
-    every line).
+    """In each call of the network and in the last line of each function of the pack; slow: at every
+    line that fewer than two other nodes have tried, since many pass the same lines of host.
     """
     name, inputs = CASES[node_id][case]
     world = worlds(name)
     made = world.made(node_id, **inputs(world, tmp_path_factory.getbasetemp()))
     run, network = functools.partial(world.run, made), world.model.model.diffusion_model
-    wanted, number = run(), 0
+    wanted = run()
     assert torch.equal(wanted, world.stock) == (node_id == "GBX_ActivationRecorder")
-    while broken_runs.breaks_in_call(run, network, number):
-        assert torch.equal(run(), wanted), f"call {number}"
-        number += 1
-    assert number >= STEPS
     found = broken_runs.places(run)
-    for place, times in (found if every else broken_runs.last_places(found)).items():
+    if every:
+        tried = {place: times for place, times in found.items() if _TRIED[place] < _OFTEN_ENOUGH}
+        _TRIED.update(tried.keys())
+    else:
+        number = 0
+        while broken_runs.breaks_in_call(run, network, number):
+            assert torch.equal(run(), wanted), f"call {number}"
+            number += 1
+        assert number >= STEPS
+        tried = broken_runs.last_places(found)
+    for place, times in tried.items():
         if broken_runs.breaks_at(run, place, (times + 1) // 2) and every:
             assert torch.equal(run(), wanted), place
     assert torch.equal(run(), wanted)

@@ -40,15 +40,18 @@ def test_the_file_is_what_its_description_makes(path, object_info):
     assert path.read_text("utf-8") == made, "run python -P tools/workflows/make.py"
 
 
+_FIRST = list(demo.choose(None).values())  # the ten that `run.py demo` shows
+
+
 @pytest.mark.slow
-@_each([path for path in repository.DEMOS if path in repository.TEMPLATES])
-def test_a_demo_runs_through_the_queue(path, client, object_info):
+@_each(_FIRST)
+def test_a_first_demo_runs_through_the_queue(path, client, object_info):
     saved = workflow.load(path)
     _makes_images(client, workflow.to_prompt(saved, object_info), saved)
 
 
 @pytest.mark.slow
-@_each([path for path in repository.DEMOS if path not in repository.TEMPLATES])
+@_each([path for path in repository.DEMOS if path not in _FIRST])
 def test_a_further_demo_runs_through_the_queue_at_small_sizes(path, client, object_info):
     """Some of them train for minutes; `run.py demo --all` runs them whole."""
     saved = workflow.load(path)
@@ -56,9 +59,9 @@ def test_a_further_demo_runs_through_the_queue_at_small_sizes(path, client, obje
     _makes_images(client, prompt, saved)
 
 
-@_each(list(demo.choose(None).values()))
+@_each(_FIRST)
 def test_a_first_demo_runs_through_the_queue_at_small_sizes(path, client, object_info):
-    """The ten that `run.py demo` shows, with few steps and small images."""
+    """With few steps and small images."""
     saved = workflow.load(path)
     prompt = workflow.to_prompt(saved, object_info)
     small = soak.reduced(prompt, object_info)
