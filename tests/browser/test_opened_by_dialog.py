@@ -56,7 +56,6 @@ _TOLERANCE = 8  # canvas units: two thirds of the margin of a group
         ("server", True),
         ("server", False),
         pytest.param("newest_server", True, marks=pytest.mark.slow),
-        pytest.param("newest_server", False, marks=pytest.mark.slow),
     ],
     ids=["pinned-nodes2", "pinned-classic", "newest-nodes2", "newest-classic"],
 )

@@ -87,29 +87,31 @@ def test_a_file_that_is_not_there_is_refused(checkpoint_nodes):
 _WITHOUT_NETWORK = ("krea2",)
 
 
-def _with_twins_slow(paths):
-    """A workflow is slow where that of another network of the same kind has the same nodes in it:
-    SDXL's and SD1.5's, and those of the networks that Z-Image stands for.
-    """
-    names = set(map(repository.name_of, paths))
-    twins = {
-        name
-        for name in names
-        for twin, first in (("sdxl", "sd15"), ("qwen", "zimage"), ("krea2", "zimage"))
-        if name.startswith(f"{twin}_") and name.replace(f"{twin}_", f"{first}_", 1) in names
-    }
-    slow = {name: [pytest.mark.slow] if name in twins else [] for name in names}
-    return [
-        pytest.param(path, id=name, marks=slow[name])
-        for path in paths
-        for name in [repository.name_of(path)]
-    ]
-
-
-@pytest.mark.parametrize("path", _with_twins_slow(repository.CHECKPOINT_WORKFLOWS))
-def test_checkpoint_workflow_runs(checkpoint_nodes, path, monkeypatch, tmp_path):
+def _known_architecture(path):
     architecture = checkpoint_runs.architecture(path)
     if architecture in _WITHOUT_NETWORK:
         pytest.skip("the network is newer than the ComfyUI that these tests build in small")
+    return architecture
+
+
+def _each(paths):
+    return pytest.mark.parametrize("path", paths, ids=repository.name_of)
+
+
+_TWINS = list(filter(repository.has_a_twin, repository.CHECKPOINT_WORKFLOWS))
+
+
+@_each([path for path in repository.CHECKPOINT_WORKFLOWS if path not in _TWINS])
+def test_checkpoint_workflow_runs(checkpoint_nodes, path, monkeypatch, tmp_path):
+    architecture = _known_architecture(path)
     assert architecture in (*reduced.ARCHITECTURES, *todays_networks.ARCHITECTURES)
     assert _run(workflow.load(path), architecture, checkpoint_nodes, monkeypatch, tmp_path)
+
+
+@_each(_TWINS)
+def test_a_twin_is_accepted_by_the_queue(checkpoint_nodes, path, tmp_path):
+    """It has the nodes of a workflow that runs above, with other files and values."""
+    architecture = _known_architecture(path)
+    prompt = checkpoint_runs.cut(workflow.to_prompt(workflow.load(path), checkpoint_nodes))
+    checkpoint_runs.offer_files(prompt, tmp_path, architecture)
+    checkpoint_runs.validate(prompt)

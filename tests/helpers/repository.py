@@ -29,6 +29,16 @@ def named(name: str) -> Path:
     return next(path for path, own in _OWN.items() if own["name"] == name)
 
 
+def has_a_twin(path: Path) -> bool:
+    """Whether the workflow of another network has the same nodes in it: SDXL's are those of SD1.5,
+    and Z-Image's those of Qwen-Image and Krea 2.
+    """
+    names = {own["name"] for own in _OWN.values()}
+    network, _, rest = name_of(path).partition("_")
+    first = {"sdxl": "sd15", "qwen": "zimage", "krea2": "zimage"}.get(network)
+    return f"{first}_{rest}" in names
+
+
 def load_pack(name: str = PACK):
     """Import the pack's root as a package under a name of its own, as ComfyUI does, once."""
     if name not in sys.modules:

@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(os.name == "nt", reason="link
 _FEW_TESTS = ("tests/unit/test_arrows.py", "tests/comfy/test_node_contract.py")
 
 
-@pytest.fixture(params=["ComfyUI-Glassbox", "glass box", "Glaskästchen"])
+@pytest.fixture(params=["Glaskästchen 2"])
 def clone(request, tmp_path, comfyui):
     """A copy of the tracked files with the environment and ComfyUI of this one."""
     folder = tmp_path / request.param

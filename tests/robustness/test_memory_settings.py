@@ -17,7 +17,6 @@ _WORKFLOWS = (
     "demo_world_text_to_image",
     "demo_weights_sample",
     "demo_activations_tap_and_pca",
-    "demo_conditioning_size_sweep",
     "demo_noise_composition",
     "demo_neurons_known_neurons",
 )

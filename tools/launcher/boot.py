@@ -7,6 +7,7 @@ that one ended.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.machinery
 import importlib.util
 import os
@@ -16,6 +17,7 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Iterator
 from pathlib import Path
 
 _STOP_SECONDS = 8.0
@@ -50,12 +52,42 @@ def cure_torchvision() -> None:
     exist. Declaring their schemas is enough; calling one still raises. Where torchvision imports,
     nothing is changed.
     """
+    with _without_compiler():
+        try:
+            import torchvision  # noqa: F401
+        except RuntimeError as error:
+            if "torchvision::" not in str(error):
+                raise
+            _declare_torchvision_operators()
+
+
+@contextlib.contextmanager
+def _without_compiler() -> Iterator[None]:
+    """Within this, `from torch._dynamo.utils import is_compile_supported` imports nothing else.
+
+    torchvision asks that question in one operator, and for it would import PyTorch's compiler,
+    which takes half of the time that ComfyUI needs to start.
+    """
+    if "torch" not in sys.modules:
+        import torch  # noqa: F401, before the stand-ins, so that it sees the compiler's own modules
+    if "torch._dynamo" in sys.modules:
+        yield
+        return
+    stand_ins = {name: types.ModuleType(name) for name in ("torch._dynamo", "torch._dynamo.utils")}
+    stand_ins["torch._dynamo.utils"].is_compile_supported = _is_compile_supported
+    sys.modules.update(stand_ins)
     try:
-        import torchvision  # noqa: F401
-    except RuntimeError as error:
-        if "torchvision::" not in str(error):
-            raise
-        _declare_torchvision_operators()
+        yield
+    finally:
+        for name, stand_in in stand_ins.items():
+            if sys.modules.get(name) is stand_in:
+                del sys.modules[name]
+
+
+def _is_compile_supported(device_type: str) -> bool:
+    from torch._dynamo.utils import is_compile_supported
+
+    return is_compile_supported(device_type)
 
 
 def _declare_torchvision_operators() -> None:

@@ -40,8 +40,25 @@ def test_an_unfit_torchvision_is_cured(root, tmp_path):
 
 def test_a_fitting_torchvision_is_left_alone(root, tmp_path):
     (tmp_path / "torchvision.py").write_text("")
-    ran = _run(root, tmp_path, "boot['cure_torchvision'](); print('torch' in sys.modules)")
+    ran = _run(
+        root,
+        tmp_path,
+        "boot['cure_torchvision'](); import torch; print(hasattr(torch.ops.torchvision, 'nms'))",
+    )
     assert ran.stdout.strip() == "False", ran.stderr
+
+
+def test_the_compiler_is_imported_when_it_is_used(root, tmp_path):
+    """torchvision asks it one question, for which it would take half of ComfyUI's start."""
+    code = (
+        "boot['cure_torchvision'](); import torch\n"
+        "print('torch._dynamo' in sys.modules)\n"
+        "from torchvision.ops.roi_align import is_compile_supported\n"
+        "print(is_compile_supported('cpu'), 'torch._dynamo' in sys.modules)\n"
+        "print(torch.compile(lambda x: 2 * x, backend='eager')(torch.ones(1)).item())\n"
+    )
+    ran = _run(root, tmp_path, code)
+    assert ran.stdout.split() == ["False", "True", "True", "2.0"], ran.stderr
 
 
 def test_another_failure_of_torchvision_is_not_hidden(root, tmp_path):
