@@ -57,7 +57,7 @@ _TOLERANCE = 8  # canvas units: two thirds of the margin of a group
         ("server", False),
         pytest.param("newest_server", True, marks=pytest.mark.slow),
     ],
-    ids=["pinned-nodes2", "pinned-classic", "newest-nodes2", "newest-classic"],
+    ids=["pinned-nodes2", "pinned-classic", "newest-nodes2"],
 )
 def test_every_node_stands_in_its_group_and_in_sight(browser, request, name, vue):
     page = browser.new_context(viewport=_WINDOW).new_page()
