@@ -37,9 +37,9 @@ const loaded = new Map(); // by its address, the module of a panel
 // The title of a template to open, which `run.py serve` asks for: the front end's own ?template= takes no spaces.
 let wanted = new URLSearchParams(location.search).get("glassbox");
 const [, PACK] = new URL(import.meta.url).pathname.match(/\/extensions\/([^/]+)\//);
-// How a help page names a workflow's file, from where the page lies, which front end 1.58 puts before it: the server has no
-// such address.
-const WORKFLOW = /(?:^|\/extensions\/([^/]+)\/docs\/)\.\.\/\.\.\/workflows\/(.+)\.json$/;
+// How a help page names the file of a workflow or a blueprint, from where the page lies, which front end 1.58 puts before it:
+// the server has no such address.
+const LINKED = /(?:^|\/extensions\/([^/]+)\/docs\/)\.\.\/\.\.\/(workflows|subgraphs)\/(.+)\.json$/;
 
 app.registerExtension({
   name: "glassbox.panels",
@@ -85,13 +85,23 @@ async function openTemplate(name) {
   await app.loadGraphData(await answer.json(), true, true, name.split("/").at(-1));
 }
 
-/** A workflow that a help page links to is opened on the canvas. */
+/** Opens a blueprint of the pack by its name, as a workflow of one node. */
+async function openBlueprint(name) {
+  const blueprints = await (await api.fetchApi("/global_subgraphs")).json();
+  const named = (blueprint) => blueprint.name === name && blueprint.info.node_pack === `custom_nodes.${PACK}`;
+  const [id] = Object.entries(blueprints).find(([, blueprint]) => named(blueprint));
+  const { data } = await (await api.fetchApi(`/global_subgraphs/${id}`)).json();
+  await app.loadGraphData(JSON.parse(data), true, true, name);
+}
+
+/** A workflow or a blueprint that a help page links to is opened on the canvas. */
 function openLinked(event) {
-  const [, pack = PACK, name] = event.target.closest?.("a")?.getAttribute("href")?.match(WORKFLOW) ?? [];
+  const [, pack = PACK, folder, name] = event.target.closest?.("a")?.getAttribute("href")?.match(LINKED) ?? [];
   if (!name || pack !== PACK) return;
   event.preventDefault();
   event.stopPropagation();
-  openTemplate(decodeURIComponent(name)).catch(console.error);
+  const open = folder === "subgraphs" ? openBlueprint : openTemplate;
+  open(decodeURIComponent(name)).catch(console.error);
 }
 
 /** Imports the module of a node's panel, if it has one. */

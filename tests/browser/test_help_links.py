@@ -1,4 +1,4 @@
-"""The workflow that a help page links to opens on the canvas."""
+"""The workflows and blueprints that a help page links to open on the canvas."""
 
 import canvas_page
 import pytest
@@ -27,6 +27,20 @@ def _describe(node: str):
     return describe
 
 
+def _follow(canvas, node, title):
+    """Click a link on the help page of a node; what it names is then the active workflow."""
+    canvas.look_at(node)
+    canvas.page.evaluate(_SELECT, node)
+    canvas.page.get_by_test_id("info-button").dispatch_event("click")  # it may lie below the tabs
+    canvas.page.get_by_role("link", name=title, exact=True).click()
+    for _ in range(_TRIES):
+        if canvas.page.evaluate(_OPEN) == title:
+            break
+        canvas.page.wait_for_timeout(200)
+    assert canvas.page.evaluate(_OPEN) == title
+    assert len(canvas.page.context.pages) == 1, "the link has opened another tab, too"
+
+
 @pytest.mark.parametrize(
     ("node", "name"),
     [
@@ -36,16 +50,17 @@ def _describe(node: str):
 )
 def test_a_linked_workflow_opens(canvas, object_info, node, name):
     canvas.load(make("help", _describe(node), object_info))
-    canvas.look_at(node)
-    canvas.page.evaluate(_SELECT, node)
-    canvas.page.get_by_test_id("info-button").dispatch_event("click")  # it may lie below the tabs
     path = repository.named(name)
-    canvas.page.get_by_role("link", name=path.stem, exact=True).click()
-    for _ in range(_TRIES):
-        if canvas.page.evaluate(_OPEN) == path.stem:
-            break
-        canvas.page.wait_for_timeout(200)
-    assert canvas.page.evaluate(_OPEN) == path.stem
-    assert len(canvas.page.context.pages) == 1, "the link has opened another tab, too"
+    _follow(canvas, node, path.stem)
     types = {entry["type"] for entry in canvas.saved()["nodes"]}
     assert types == {entry["type"] for entry in workflow.load(path)["nodes"]}
+
+
+def test_a_linked_blueprint_opens(canvas, object_info):
+    name = "Change a word in an image"
+    canvas.load(make("help", _describe("GBX_ImageToNoise"), object_info))
+    _follow(canvas, "GBX_ImageToNoise", name)
+    (node,) = canvas.saved()["nodes"]
+    assert canvas.missing() == []
+    definitions = canvas.saved()["definitions"]["subgraphs"]
+    assert [entry["name"] for entry in definitions if entry["id"] == node["type"]] == [name]

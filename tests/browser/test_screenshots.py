@@ -8,9 +8,7 @@ from tools.launcher import screenshots
 
 
 # The second one's photo is the user's own: no server has it.
-@pytest.mark.parametrize(
-    "workflow", ["sd15_noise_immiscible_stock_ksampler", "sdxl_weights_edit_photo"]
-)
+@pytest.mark.parametrize("workflow", ["sdxl_weights_edit_photo"])
 @pytest.mark.usefixtures("browser")
 def test_both_renderers(server, workflow, tmp_path):
     with screenshots.Camera(tmp_path) as camera:

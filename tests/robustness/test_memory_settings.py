@@ -21,7 +21,7 @@ _WORKFLOWS = (
     "demo_neurons_known_neurons",
 )
 #: --lowvram and --novram exclude --cpu: see test_hosts for partial loads.
-_SETTINGS = ((), ("--cache-none",), ("--cache-lru", "3"), ("--disable-smart-memory",))
+_SETTINGS = ((), ("--cache-none",), ("--cache-lru", "3", "--disable-smart-memory"))
 
 
 def test_results_do_not_depend_on_settings_of_cache_and_memory(comfyui, tmp_path_factory):
