@@ -15,6 +15,7 @@ import runpy
 import sys
 import types
 import warnings
+import zlib
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,23 @@ repository.load_pack()
 # A clock says how busy the machine is, not whether the code is right.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
+
+
+def pytest_collection_modifyitems(config, items):
+    """Of the tests marked endurance, those of this commit's turn, where `run.py test` names one."""
+    from tools.launcher import suite
+
+    turn = os.environ.get(suite.TURN)
+    if turn is None:
+        return
+    waiting = [
+        item
+        for item in items
+        if item.get_closest_marker("endurance")
+        and zlib.crc32(item.nodeid.encode()) % suite.TURNS != int(turn)
+    ]
+    config.hook.pytest_deselected(items=waiting)
+    items[:] = [item for item in items if item not in set(waiting)]
 
 
 @pytest.fixture(scope="session")

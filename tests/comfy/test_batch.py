@@ -64,6 +64,7 @@ def _short(path):
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_results_do_not_depend_on_order_or_workers(tmp_path, comfyui):
     """Byte for byte: one process, and two workers of a cluster in the other order."""
     pytest.importorskip("ray")
@@ -103,6 +104,7 @@ print(json.dumps({"kept": kept, "ports": len(ports), "classes": classes}))
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_a_worker_keeps_what_does_not_change_writes_every_piece_and_opens_no_port(
     tmp_path, comfyui
 ):
@@ -144,6 +146,7 @@ def test_a_worker_keeps_what_does_not_change_writes_every_piece_and_opens_no_por
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_scores_of_pieces_are_those_of_one_run(tmp_path, comfyui):
     """The ready-made scan over a list in pieces of one and of all prompts gives the same table."""
     workflow, tables = repository.named("demo_neurons_scan_list"), []

@@ -310,7 +310,9 @@ def test_every_node_that_hands_out_a_model_is_here(app):
 
 
 @pytest.mark.parametrize(
-    "every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["last", "every"]
+    "every",
+    [False, pytest.param(True, marks=[pytest.mark.slow, pytest.mark.endurance])],
+    ids=["last", "every"],
 )
 @pytest.mark.parametrize(
     ("node_id", "case"),

@@ -232,6 +232,7 @@ def files(app, tmp_path_factory):
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 @pytest.mark.parametrize("case", CASES)
 def test_every_input_counts(app, monkeypatch, case):
     node, more = CASES[case]

@@ -63,6 +63,7 @@ class Server:
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 @pytest.mark.parametrize("node", OTHER)
 def test_two_nodes_under_one_name(app, node):
     """Of the same inputs both give the same; of others one of them gives what it should alone."""

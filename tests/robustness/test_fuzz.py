@@ -7,7 +7,7 @@ from tools.launcher import comfyui
 from tools.launcher.api import Client
 from tools.launcher.server import Server
 
-_PROMPTS = 60  # `run.py fuzz` goes on for as long as it is told
+_PROMPTS = 60  # `run.py fuzz` tries more
 _SECONDS = (
     600.0  # for an answer, and for a prompt's end after an interrupt: for the busiest machine
 )

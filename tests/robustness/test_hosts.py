@@ -519,6 +519,7 @@ def test_what_hooks_nothing_does_the_same_to_a_compiled_model(host, case, place)
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 @pytest.mark.parametrize("case", _WITHOUT_HOOKS)
 def test_what_hooks_nothing_does_the_same_to_a_model_compiled_by_inductor(host, case):
     """The first compilation takes a minute or two."""

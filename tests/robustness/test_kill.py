@@ -17,7 +17,11 @@ from trainer_inputs import DEFAULTS
 
 from tools.launcher import paths
 
-pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.endurance,
+    pytest.mark.skipif(not hasattr(os, "fork"), reason="forks"),
+]
 
 _LAYERS = {
     "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q": (64, 64),

@@ -10,7 +10,7 @@ from tools.launcher import comfyui as installation
 from tools.launcher.api import Client
 from tools.launcher.server import Server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.endurance]
 
 #: Of each family one that is quick.
 _WORKFLOWS = (

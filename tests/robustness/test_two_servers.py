@@ -17,7 +17,7 @@ from tools.launcher import comfyui as installation
 from tools.launcher.api import Client
 from tools.launcher.server import Server
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.endurance]
 
 _ROUNDS = 8
 _MEMBERS = (100, 140)  # of the space that each server builds

@@ -191,8 +191,9 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "test",
         add_help=False,
         help=(
-            "check style and types, run the tests (--all: slow ones too, --both-hosts: on the "
-            "oldest ComfyUI and on the newest); other arguments go to pytest"
+            "check style and types, run the tests (--all: slow ones too, --endurance: kills and "
+            "clusters too, --both-hosts: on the oldest ComfyUI and on the newest); other arguments "
+            "go to pytest"
         ),
     )
     commands.add_parser(

@@ -55,6 +55,7 @@ def test_some_kernels_compile(interpreter, target):
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 @pytest.mark.parametrize("target", ["sm_89", "sm_120", "gfx942"])
 def test_every_kernel_compiles(interpreter, target):
     assert problems(target) == ""

@@ -22,6 +22,8 @@ def started(monkeypatch, tmp_path):
     monkeypatch.setattr(suite, "_run_module", run_module)
     monkeypatch.setenv("OMP_NUM_THREADS", "set here so that monkeypatch restores it")
     monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setenv(suite.TURN, "as above")
+    monkeypatch.delenv(suite.TURN)
     return calls, codes
 
 
@@ -37,6 +39,25 @@ def test_two_processes_share_the_cores(started, monkeypatch):
 def test_all_includes_slow_tests(started):
     assert suite.run(["--all"]) == 0
     assert started[0]["pytest"] == [("--numprocesses=2", "--dist=loadfile", "--durations=30")]
+
+
+def test_a_commit_has_one_of_three_turns_of_endurance(started, monkeypatch):
+    monkeypatch.setattr(
+        suite.subprocess, "run", lambda *_, **__: types.SimpleNamespace(stdout="0000000b\n")
+    )
+    suite.run(["--all"])
+    assert suite.os.environ[suite.TURN] == "2"  # 11 % 3
+
+
+def test_all_of_endurance_is_run_when_it_is_asked_for(started):
+    suite.run(["--endurance"])
+    assert started[0]["pytest"] == [("--numprocesses=2", "--dist=loadfile", "--durations=30")]
+    assert suite.TURN not in suite.os.environ
+
+
+def test_a_file_that_is_named_is_run_whole(started):
+    suite.run(["--all", "tests/robustness"])
+    assert suite.TURN not in suite.os.environ
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,7 @@ def _workers(machine) -> list[psutil.Process]:
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_a_killed_worker_is_replaced_and_a_failing_piece_is_named(tmp_path, head, add_machine):
     """The worker's log, which Ray's dashboard shows, has the bar, and the piece that comes next."""
     lines = ["a", f"once {tmp_path / 'flag'}", "fail", "b"]
@@ -144,6 +145,7 @@ def test_a_killed_worker_is_replaced_and_a_failing_piece_is_named(tmp_path, head
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_a_piece_that_always_ends_its_worker_is_named_after_three_times(
     tmp_path, head, add_machine
 ):
@@ -173,6 +175,7 @@ def test_a_piece_that_always_ends_its_worker_is_named_after_three_times(
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_a_piece_whose_machine_dies_three_times_is_run_on_the_next(tmp_path, head, add_machine):
     (tmp_path / "base").mkdir()
     tries = tmp_path / "base" / "tries.txt"
@@ -293,6 +296,7 @@ def test_the_deadline_goes_by_the_longest_piece_unless_it_is_given(
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_a_worker_that_hangs_is_replaced_and_its_pieces_are_given_to_others(tmp_path):
     """On Ray in this machine: the first hang is forgiven, one at every try is named, a full disk
     counts as a try.
@@ -335,6 +339,7 @@ def test_a_worker_that_hangs_is_replaced_and_its_pieces_are_given_to_others(tmp_
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_what_waits_behind_a_long_piece_is_run_by_an_idle_worker(tmp_path):
     flag = tmp_path / "flag"
     lines = [f"until {flag} {number}" if number == 20 else str(number) for number in range(40)]
@@ -357,6 +362,7 @@ def test_without_ray_a_piece_that_ends_the_process_ends_the_command_and_what_was
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_results_are_the_same_with_any_number_of_workers(tmp_path, head, add_machine):
     lines = [f"line {number}" for number in range(40)]
     for name in ("alone", "two"):
@@ -369,6 +375,7 @@ def test_results_are_the_same_with_any_number_of_workers(tmp_path, head, add_mac
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_machines_that_die_in_the_middle(tmp_path, head, add_machine):
     lines = [f"sleep 0.2{number:03}" for number in range(60)]
     first, second, _ = add_machine(1), add_machine(1), add_machine(1)
@@ -385,6 +392,7 @@ def test_machines_that_die_in_the_middle(tmp_path, head, add_machine):
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_workers_that_are_killed_again_and_again(tmp_path, head, add_machine):
     lines = [f"sleep 0.2{number:03}" for number in range(40)]
     machine = add_machine(2)
@@ -402,6 +410,7 @@ def test_workers_that_are_killed_again_and_again(tmp_path, head, add_machine):
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_a_driver_that_is_killed_goes_on_when_it_is_started_again(tmp_path, head, add_machine):
     lines = [f"sleep 0.1{number:03}" for number in range(60)]
     add_machine(2)
@@ -418,7 +427,9 @@ def test_a_driver_that_is_killed_goes_on_when_it_is_started_again(tmp_path, head
     assert found >= len(before)
 
 
-@pytest.mark.parametrize("address", [None, pytest.param("local", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "address", [None, pytest.param("local", marks=[pytest.mark.slow, pytest.mark.endurance])]
+)
 def test_an_interrupted_job_goes_on_and_its_results_are_those_of_one_run(tmp_path, address):
     """Interrupted as by Ctrl-C; Ray on this machine listens for this machine alone, and ends with
     the job.
@@ -458,6 +469,7 @@ def test_an_interrupted_job_goes_on_and_its_results_are_those_of_one_run(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_workers_use_the_repository_and_the_variables_that_they_are_given(
     tmp_path, head, add_machine
 ):
@@ -477,6 +489,7 @@ def test_workers_use_the_repository_and_the_variables_that_they_are_given(
 
 
 @pytest.mark.slow
+@pytest.mark.endurance
 def test_workers_with_different_checkpoints_end_the_job(tmp_path, head, add_machine):
     """The stand-in reads its checkpoint's digest from a file, which changes after the first worker
     has read it.
