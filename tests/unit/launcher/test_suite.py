@@ -49,7 +49,7 @@ def test_a_commit_has_one_of_three_turns_of_endurance(started, monkeypatch):
     assert suite.os.environ[suite.TURN] == "2"  # 11 % 3
 
 
-def test_all_of_endurance_is_run_when_it_is_asked_for(started):
+def test_all_of_endurance_is_run_by_its_name(started):
     suite.run(["--endurance"])
     assert started[0]["pytest"] == [("--numprocesses=2", "--dist=loadfile", "--durations=30")]
     assert suite.TURN not in suite.os.environ
