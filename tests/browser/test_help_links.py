@@ -56,9 +56,19 @@ def test_a_linked_workflow_opens(canvas, object_info, node, name):
     assert types == {entry["type"] for entry in workflow.load(path)["nodes"]}
 
 
+def _describe_inversion(w):
+    w.note("Help", "One.", "Two.", "Three.")
+    w.group("Help")
+    model, clip, _ = w.add("GBX_LoadDemoModel")
+    positive = w.add("CLIPTextEncode", clip=clip, text="portrait")
+    latent = w.add("EmptyLatentImage", width=128, height=128)
+    noise = w.add("GBX_ImageToNoise", model=model, positive=positive, latent=latent)
+    w.add("PreviewAny", source=noise[0])
+
+
 def test_a_linked_blueprint_opens(canvas, object_info):
     name = "Change a word in an image"
-    canvas.load(make("help", _describe("GBX_ImageToNoise"), object_info))
+    canvas.load(make("help", _describe_inversion, object_info))
     _follow(canvas, "GBX_ImageToNoise", name)
     (node,) = canvas.saved()["nodes"]
     assert canvas.missing() == []
