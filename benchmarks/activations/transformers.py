@@ -1,6 +1,6 @@
 """What word maps and an edit by words cost a step of a transformer, counted through KSampler.
 
-Networks of the real width with two blocks or three and random weights, at 512 pixels, one row (CFG
+Networks of the real width with two blocks or three and random weights, at 384 pixels, one row (CFG
 1), as few-step models run. Blocks of a network cost the same, so a share of operations is that of
 the whole network. Operations are those of matrix products and attentions; memory is the most bytes
 that tensors made by operations hold at once, weights not among them.
@@ -40,8 +40,8 @@ _WIDE: Mapping[str, dict[str, Any]] = {
     },
     "WAN21_T2V": {"dim": 5120, "ffn_dim": 13824, "num_heads": 40, "num_layers": 2},
 }
-#: Latents of 512 x 512 pixels; of Wan 9 frames.
-_SIZES = {"Flux": (64, 64), "ZImage": (64, 64), "QwenImage": (1, 64, 64), "WAN21_T2V": (3, 64, 64)}
+#: Latents of 384 x 384 pixels; of Wan 9 frames.
+_SIZES = {"Flux": (48, 48), "ZImage": (48, 48), "QwenImage": (1, 48, 48), "WAN21_T2V": (3, 48, 48)}
 _ONE_STEP = {"steps": 1, "cfg": 1.0}
 _EDIT = "cat -> dog: 1"
 
@@ -68,7 +68,7 @@ def _of_network(app: in_process.Comfy, folder: Path, name: str) -> dict[str, dic
     about = {
         "n": 1,
         "unit": "fraction",
-        "what": f"{tokens} tokens of text, 512 pixels, CFG 1, float32; of one step; counted",
+        "what": f"{tokens} tokens of text, 384 pixels, CFG 1, float32; of one step; counted",
     }
     # The first run finds where text and image stand, which is kept for those that follow.
     first = _counted(lambda: subject.sampled(_recorded(subject), **_ONE_STEP))
