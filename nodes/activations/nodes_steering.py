@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from .steering import SteeringDirection
 
 _PAPER = "Activation addition (arXiv 2308.10248), at the IDs of arXiv 2410.03558"
-_WORDS_EXAMPLE = "brown hair -> red hair: 2, glasses: 1"
 _DIRECTIONS_MAX = 8
 _NAME = {
     "id": "name",
@@ -507,9 +506,9 @@ class EditByWords(io.ComfyNode):
                     default="",
                     multiline=True,
                     tooltip=(
-                        f"Words and strengths: {_WORDS_EXAMPLE}. Words before an arrow are the "
-                        "source, words after it the target. 1 is as strong as rewording the "
-                        "prompt. Negative strengths reverse an edit."
+                        f"Words and strengths: {named_strengths.WORDS_EXAMPLE}. Words before an "
+                        "arrow are the source, words after it the target. 1 is as strong as "
+                        "rewording the prompt. Negative strengths reverse an edit."
                     ),
                 ),
                 io.String.Input(

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from ..common import prompt_words
-from ..common.named_strengths import parse
+from ..common.named_strengths import WORDS_EXAMPLE, parse
 
 ARROW = "->"
 
@@ -57,7 +57,7 @@ def read_edits(text: str, prompt: str = "") -> list[WordEdit]:
     prompt.
     """
     edits = []
-    for name, strength in parse(text):
+    for name, strength in parse(text, WORDS_EXAMPLE):
         away, _, toward = (part.strip() for part in name.rpartition(ARROW))
         if not away and not toward:
             raise ValueError(

@@ -9,19 +9,20 @@ import re
 from collections.abc import Iterable
 
 EXAMPLE = "beard: 0.8, glasses: -0.5"
+WORDS_EXAMPLE = "brown hair -> red hair: 2, glasses: 1"
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.ASCII | re.IGNORECASE)
 _COMPONENT = re.compile(r"PC\s+\d+", re.IGNORECASE)  # a name with a number, without a strength
 
 
-def parse(text: str) -> list[tuple[str, float]]:
-    """Names and strengths in their order; raises ValueError with an example for anything else."""
+def parse(text: str, example: str = EXAMPLE) -> list[tuple[str, float]]:
+    """Names and strengths in their order; raises ValueError with the example for anything else."""
     edits = []
     for part in parse_names(text):
         name, value = _halves(part)
         strength = float(value) if _NUMBER.fullmatch(value) else math.nan
         if not name or not math.isfinite(strength):
             raise ValueError(
-                f"{part!r} is not an edit: write a name, a colon and a strength, such as {EXAMPLE}."
+                f"{part!r} is not an edit: write a name, a colon and a strength, such as {example}."
             )
         edits.append((name, strength))
     return edits

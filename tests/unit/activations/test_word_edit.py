@@ -45,6 +45,7 @@ def test_edits_as_they_are_read(text, prompt, expected):
     ("text", "message"),
     [
         ("red hair", "is not an edit"),
+        ("brown hair -> red hair", "and a strength, such as brown hair -> red hair: 2, glasses: 1"),
         ("-> : 1", "names no words"),
         ("rown -> red: 1", "'rown' is not in the prompt"),
     ],
