@@ -46,14 +46,14 @@ def pytest_collection_modifyitems(config, items):
     turn = os.environ.get(suite.TURN)
     if turn is None:
         return
-    waiting = [
-        item
-        for item in items
-        if item.get_closest_marker("endurance")
-        and zlib.crc32(item.nodeid.encode()) % suite.TURNS != int(turn)
-    ]
+    run, waiting = [], []
+    for item in items:
+        is_waiting = item.get_closest_marker("endurance") and zlib.crc32(
+            item.nodeid.encode()
+        ) % suite.TURNS != int(turn)
+        (waiting if is_waiting else run).append(item)
     config.hook.pytest_deselected(items=waiting)
-    items[:] = [item for item in items if item not in set(waiting)]
+    items[:] = run
 
 
 @pytest.fixture(scope="session")

@@ -1,8 +1,9 @@
 """What word maps and an edit by words cost a step of a transformer, counted through KSampler.
 
 Networks of the real width with two blocks or three and random weights, at 384 pixels, one row (CFG
-1), as few-step models run. Blocks of a network cost the same, so a share of operations is that of
-the whole network. Operations are those of matrix products and attentions; memory is the most bytes
+1), as few-step models run. Blocks of a network cost the same, so the share of maps is that of the
+whole network. An edit adds one row less what the rows share, which is much of two blocks and little
+of a whole network. Operations are those of matrix products and attentions; memory is the most bytes
 that tensors made by operations hold at once, weights not among them.
 """
 

@@ -52,13 +52,21 @@ def cure_torchvision() -> None:
     exist. Declaring their schemas is enough; calling one still raises. Where torchvision imports,
     nothing is changed.
     """
-    with _without_compiler():
-        try:
-            import torchvision  # noqa: F401
-        except RuntimeError as error:
-            if "torchvision::" not in str(error):
-                raise
-            _declare_torchvision_operators()
+    try:
+        with _without_compiler():
+            _import_torchvision()
+    except (AttributeError, ImportError):  # another torchvision takes more of the compiler
+        _forget_torchvision()
+        _import_torchvision()
+
+
+def _import_torchvision() -> None:
+    try:
+        import torchvision  # noqa: F401
+    except RuntimeError as error:
+        if "torchvision::" not in str(error):
+            raise
+        _declare_torchvision_operators()
 
 
 @contextlib.contextmanager
@@ -66,7 +74,7 @@ def _without_compiler() -> Iterator[None]:
     """Within this, `from torch._dynamo.utils import is_compile_supported` imports nothing else.
 
     torchvision asks that question in one operator, and for it would import PyTorch's compiler,
-    which takes half of the time that ComfyUI needs to start.
+    which takes seconds of ComfyUI's start.
     """
     if "torch" not in sys.modules:
         import torch  # noqa: F401, before the stand-ins, so that it sees the compiler's own modules
@@ -90,11 +98,15 @@ def _is_compile_supported(device_type: str) -> bool:
     return is_compile_supported(device_type)
 
 
+def _forget_torchvision() -> None:
+    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
+        del sys.modules[name]
+
+
 def _declare_torchvision_operators() -> None:
     import torch
 
-    for name in [name for name in sys.modules if name.split(".")[0] == "torchvision"]:
-        del sys.modules[name]
+    _forget_torchvision()
     library = torch.library.Library("torchvision", "DEF")
     library.define("nms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
     library.define("qnms(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

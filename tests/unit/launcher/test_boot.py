@@ -61,6 +61,23 @@ def test_the_compiler_is_imported_when_it_is_used(root, tmp_path):
     assert ran.stdout.split() == ["False", "True", "True", "2.0"], ran.stderr
 
 
+def test_a_torchvision_that_takes_more_of_the_compiler_gets_it(root, tmp_path):
+    for number, line in enumerate(
+        (
+            "from torch._dynamo import config",
+            "import torch._dynamo.config",
+            "from torch._dynamo import disable\n@disable\ndef call(): pass",
+            "import torch\n@torch.compiler.disable\ndef call(): pass",
+        )
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "torchvision.py").write_text(line)
+        code = "boot['cure_torchvision'](); import torchvision, torch; print(torch._dynamo.config)"
+        ran = _run(root, folder, code)
+        assert "torch._dynamo.config" in ran.stdout, ran.stderr
+
+
 def test_another_failure_of_torchvision_is_not_hidden(root, tmp_path):
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('something else')")
     assert "something else" in _run(root, tmp_path, "boot['cure_torchvision']()").stderr
