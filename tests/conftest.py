@@ -179,12 +179,13 @@ def pack_info(object_info) -> dict:
 @pytest.fixture(scope="module")
 def browser():
     """Chromium without a window; tests are skipped where it is missing, and fail there in CI."""
-    from tools.launcher.canvas import chromium
+    from canvas_page import Browser
+
     from tools.launcher.errors import LaunchError
 
     with contextlib.ExitStack() as stack:
         try:
-            launched = stack.enter_context(chromium())
+            launched = Browser(stack)
         except LaunchError as error:
             _cannot(str(error))
         yield launched

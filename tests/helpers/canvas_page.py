@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
+import playwright.sync_api
 import pytest
 import repository
 
@@ -293,8 +294,45 @@ class Canvas(canvas.Canvas):
         self.page.locator("body").press("Control+z")
 
 
-def open_canvas(browser, url: str, vue: bool) -> Canvas:
-    """Open the canvas of the server in a fresh profile."""
+class Browser:
+    """Chromium, launched again where it has crashed: one crash then fails no later test."""
+
+    def __init__(self, stack: contextlib.ExitStack):
+        self._stack = stack
+        self._launched = stack.enter_context(canvas.chromium())
+
+    @property
+    def running(self) -> bool:
+        return self._launched.is_connected()
+
+    def new_context(self, **options):
+        """A fresh profile; ``options`` as Playwright's ``new_context`` takes them."""
+        if not self.running:
+            self._stack.close()
+            self._launched = self._stack.enter_context(canvas.chromium())
+        return self._launched.new_context(**options)
+
+    def new_page(self):
+        """A page of a fresh profile."""
+        return self.new_context().new_page()
+
+    def crash(self) -> None:
+        """End the browser as a fault of its own would."""
+        with contextlib.suppress(playwright.sync_api.Error):
+            self._launched.new_browser_cdp_session().send("Browser.crash")
+
+
+def open_canvas(browser: Browser, url: str, vue: bool) -> Canvas:
+    """Open the canvas of the server in a fresh profile; a second time if the browser crashes."""
+    try:
+        return _opened(browser, url, vue)
+    except playwright.sync_api.Error:
+        if browser.running:
+            raise
+        return _opened(browser, url, vue)
+
+
+def _opened(browser: Browser, url: str, vue: bool) -> Canvas:
     opened = Canvas(
         browser.new_context(viewport={"width": 1600, "height": 1000}).new_page(), vue, url
     )

@@ -84,5 +84,7 @@ def test_every_caught_import_error_says_which_of_the_two_it_is():
                 continue
             handlers += 1
             where = f"{Path(os.path.relpath(file, ROOT))}:{node.lineno}"
-            assert "missing_package(" in "\n".join(map(ast.unparse, node.body)), where
-    assert handlers == 10
+            body = "\n".join(map(ast.unparse, node.body))
+            # Importing torchvision a second time reports nothing: what then fails is raised.
+            assert "missing_package(" in body or "_import_torchvision()" in body, where
+    assert handlers == 11

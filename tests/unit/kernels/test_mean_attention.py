@@ -32,12 +32,15 @@ def test_against_numpy(monkeypatch, dtype, count, begin, block):
     np.testing.assert_allclose(found, expected_mean(**arguments), atol=1e-6)
 
 
-@pytest.mark.parametrize("mask", [None, (1, 1, 1), (2, 1, 1), (2, 1, 9), (1, 6, 9)])
+@pytest.mark.parametrize("mask", [None, (1, 1, 1), (2, 1, 1), (2, 1, 9), (1, 6, 9), (2, 6, 1)])
 @pytest.mark.parametrize("groups", [1, 3])
-@pytest.mark.parametrize("block", [1, 300, 1 << 20])
-def test_masks_and_heads_that_share_keys(monkeypatch, mask, groups, block):
-    """The text in the middle of the keys, as of a network that reads registers first."""
+@pytest.mark.parametrize(("block", "fewest"), [(1, 64), (300, 64), (300, 2), (1 << 20, 64)])
+def test_masks_and_heads_that_share_keys(monkeypatch, mask, groups, block, fewest):
+    """The text in the middle of the keys, as of a network that reads registers first; all heads at
+    a time, one, and, of six, five and then the last.
+    """
     monkeypatch.setattr(eager, "BLOCK", block)
+    monkeypatch.setattr(eager, "POSITIONS", fewest)
     arguments = kernel_inputs.mean_attention(
         torch.float32, 2, 9, 7, heads=6, channels=8, count=3, begin=2, groups=groups, mask=mask
     )
