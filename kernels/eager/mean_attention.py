@@ -68,7 +68,7 @@ def _sum_over_heads(
 
 
 def _of(mask: torch.Tensor, rows: slice, head: int, positions: slice) -> torch.Tensor:
-    """A mask's part for some rows and positions, from a head on; each of them may be one for all."""
+    """A mask's part for some rows and positions, from a head on; each may be one for all."""
     if len(mask) > 1:
         mask = mask[rows]
     if mask.shape[1] > 1:
