@@ -315,8 +315,14 @@ def rows_in_call(values: torch.Tensor, count: int) -> torch.Tensor:
     """A value for each of the ``count`` rows of a tensor inside the network, from one for each row
     of a batch.
 
-    A multiple of the rows holds them again, as both sides of CFG do.
+    A multiple of the rows holds them again, as both sides of CFG do. Raises ValueError for a tensor
+    of other rows.
     """
+    if count % len(values) and _subset is None:
+        raise ValueError(
+            f"A layer that is trained sees {count} rows for {len(values)} images, and it is not "
+            "known which is whose: name others in layers."
+        )
     if _subset is None:
         return values.repeat(count // len(values))
     return _subset.select(values.repeat(_subset.of // len(values)))

@@ -15,7 +15,7 @@ import comfy.sample
 import comfy.samplers
 import torch
 
-from .latent_shapes import batched, join, split
+from .latent_shapes import batched, join, split, with_silence
 
 if TYPE_CHECKING:
     from .socket_types import VAE, BaseModel, ModelPatcher
@@ -28,6 +28,9 @@ _STEPS = 1000
 _SAMPLED_TOGETHER = 8
 #: Margin of ComfyUI's own estimate of what a row takes.
 _MARGIN = 1.5
+#: Networks, by `name_of`, that evaluate one latent at a time, or lay the texts of a batch in one
+#: row (PixArt), where a change that differs between rows does not find them.
+_ONE_AT_A_TIME = ("MiniMaxH3", "PixArt")
 
 
 def sigma_at(patcher: ModelPatcher, value: float, unit: str) -> float:
@@ -110,6 +113,11 @@ def name_of(model: BaseModel) -> str:
     return type(model.model_config).__name__ if name == "BaseModel" else name
 
 
+def takes_batches(model: BaseModel) -> bool:
+    """Whether a MODEL's network evaluates several latents in a call and keeps their rows apart."""
+    return name_of(model) not in _ONE_AT_A_TIME
+
+
 @contextmanager
 def untouched() -> Iterator[None]:
     """Give the global generators back as they were, whatever is seeded or drawn inside."""
@@ -141,6 +149,7 @@ def evaluate(
     """
     comfy.model_management.throw_exception_if_processing_interrupted()
     latent = comfy.sample.fix_empty_latent_channels(patcher, samples["samples"])
+    latent = with_silence(latent, patcher)
     guider = comfy.samplers.CFGGuider(patcher)
     guider.inner_set_conds({"positive": positive})
     sigmas = torch.tensor([sigma, 0.0])
@@ -283,7 +292,8 @@ def sample_each(
     first = 0
     while first < len(conditions):
         together = list(conditions[first : first + _SAMPLED_TOGETHER])
-        rows = _rows_in_memory(patcher, len(together), split(latent["samples"])[0].shape[1:])
+        rows = len(together) if takes_batches(patcher.model) else 1
+        rows = _rows_in_memory(patcher, rows, split(latent["samples"])[0].shape[1:])
         positive = joined_conditioning(together[:rows])
         while positive is None:
             rows -= 1

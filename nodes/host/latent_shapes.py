@@ -74,20 +74,39 @@ def split(samples: torch.Tensor) -> list[torch.Tensor]:
 
 def matching_channels(samples: torch.Tensor, model: ModelPatcher) -> torch.Tensor:
     """Samples (B, C, ...) with the channels and dimensions of a MODEL; empty ones are repaired as
-    KSampler does.
+    KSampler does, which may give them a sound.
 
     Raises ValueError for samples of another kind of model.
     """
     samples = comfy.sample.fix_empty_latent_channels(model, samples)
-    latent_format = model.get_model_object("latent_format")
-    channels = latent_format.latent_channels
-    dimensions = latent_format.latent_dimensions
-    if samples.shape[1] != channels or samples.ndim != dimensions + 2:
+    first = split(samples)[0]
+    channels = split(_empty(first, model))[0].shape[1]
+    dimensions = model.get_model_object("latent_format").latent_dimensions
+    if first.shape[1] != channels or first.ndim != dimensions + 2:
         raise ValueError(
-            f"The latent has the shape {tuple(samples.shape)} and the model takes {channels} "
+            f"The latent has the shape {tuple(first.shape)} and the model takes {channels} "
             f"channels and {dimensions} dimensions: encode the images with the VAE of this model."
         )
     return samples
+
+
+def silence(videos: Sequence[torch.Tensor], model: ModelPatcher) -> list[list[torch.Tensor]]:
+    """For each video the other parts of the empty LATENT that ComfyUI samples it beside (MiniMax
+    H3); no such list for models that sample images or videos alone.
+    """
+    parts = [split(_empty(video, model))[1:] for video in videos]
+    return [others for others in parts if others]
+
+
+def with_silence(samples: torch.Tensor, model: ModelPatcher) -> torch.Tensor:
+    """Samples of a LATENT beside the parts that it lacks, see `silence`."""
+    others = [] if len(split(samples)) > 1 else silence([samples], model)
+    return join([samples, *others[0]]) if others else samples
+
+
+def _empty(samples: torch.Tensor, model: ModelPatcher) -> torch.Tensor:
+    """What KSampler makes of an empty LATENT of one image of a shape (B, C, ...)."""
+    return comfy.sample.fix_empty_latent_channels(model, torch.zeros_like(samples[:1]))
 
 
 def pixels_a_position(model: ModelPatcher) -> int:

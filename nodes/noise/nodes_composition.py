@@ -191,7 +191,7 @@ class CompositionNoise(io.ComfyNode):
         settings = composition.CompositionSettings(strength=strength, cutoff=cutoff, low=low_cutoff)
         if model is not None and strength:
             first, *others = split(latent["samples"])
-            parts = [matching_channels(first, model), *others]
+            parts = [split(matching_channels(first, model))[0], *others]
             latent = {**latent, "samples": join(parts, like=latent["samples"])}
         layout, source = guide_latent(
             split(latent["samples"])[0],

@@ -268,7 +268,7 @@ def sample(
     seed: int,
 ) -> torch.Tensor:
     """Latents (B, C, ...) of codes (B, K) with the session's conditions ``rows``, by Euler steps
-    with CFG.
+    with CFG; as many at a time as the session takes.
     """
     like = session.latents[0]
     noise = torch.randn(
@@ -278,11 +278,20 @@ def sample(
     sigmas = torch.tensor(
         [*(session.sigma(step / _STEPS) for step in range(_STEPS)), 0.0], device=session.device
     )
-    x = session.noised(torch.zeros_like(noise), noise, sigmas[:1].expand(len(noise)))
-    updates.use(codes, torch.arange(len(codes)))
-    for now, then in pairwise(sigmas):
-        denoised = session.denoised(
-            x, now.expand(len(x)), rows=list(rows), against=[empty] * len(x), cfg=_CFG
-        )
-        x = x + (x - denoised.float()) / now * (then - now)
-    return x.cpu()
+    together = session.rows_at_once(len(codes), like.shape[1:], gradients=False)
+    latents = []
+    for places in torch.arange(len(codes)).split(together):
+        x = noise[places]
+        x = session.noised(torch.zeros_like(x), x, sigmas[:1].expand(len(x)))
+        updates.use(codes[places], torch.arange(len(places)))
+        for now, then in pairwise(sigmas):
+            denoised = session.denoised(
+                x,
+                now.expand(len(x)),
+                rows=[rows[place] for place in places],
+                against=[empty] * len(x),
+                cfg=_CFG,
+            )
+            x = x + (x - denoised.float()) / now * (then - now)
+        latents.append(x.cpu())
+    return torch.cat(latents)

@@ -182,7 +182,8 @@ def _source_inputs() -> list[io.Input]:
             optional=True,
             tooltip=(
                 "Empty latent of the size to train at: the model generates its own images of the "
-                "base prompt. Or VAE-encoded images to train on. Not needed for pairs."
+                "base prompt. Or VAE-encoded images to train on. Videos are trained beside their "
+                "sound. Not needed for pairs."
             ),
         ),
         io.Vae.Input(

@@ -20,7 +20,7 @@ from ..host import lora_targets
 from ..host.compute import request_for_training
 from ..host.evaluate import sample_each
 from ..host.identity import model_digest
-from ..host.latent_shapes import matching_channels
+from ..host.latent_shapes import batched, join, matching_channels, split
 from ..host.text_encoding import encode
 from ..host.training import trainer
 from . import learned_space_comfy, lora_writer
@@ -62,12 +62,14 @@ class OwnImages:
 class SliderData:
     """What a training sees: CONDITIONINGs, the last of an empty prompt, and what belongs to what.
 
-    ``latents``: the images; None where the MODEL generates them (``own``).
+    ``latents``: the images; None where the MODEL generates them (``own``). ``sounds``: for each
+    image the other parts of its LATENT (video with sound), which are evaluated with it.
     """
 
     sliders: list[SliderPhrases]
     conditions: list[list]
     latents: list[torch.Tensor] | None
+    sounds: list[list[torch.Tensor]]
     data: PhraseData | PairData
     own: OwnImages
 
@@ -93,11 +95,10 @@ def from_phrases(
             "There is no latent: connect an empty one of the size of your images, or before and "
             "after."
         )
-    if getattr(own.latent, "is_nested", False):
-        raise ValueError(
-            "Latents of several parts (video with sound) cannot be trained on: use images or video."
-        )
-    latents = list(own.latent.split(1)) if torch.count_nonzero(own.latent) else None
+    latents = None
+    sounds: list[list[torch.Tensor]] = []
+    if torch.count_nonzero(split(own.latent)[0]):
+        latents, sounds = _images_and_sounds(own.latent)
     concepts = preserved or [""]
     texts = prompts_of(base_prompts, sliders, concepts)
     conditions = [encode(clip, text)[1] for text in [*texts, ""]]
@@ -120,7 +121,22 @@ def from_phrases(
         ],
         kinds=list(map(learned_space_comfy.kind_of, conditions)),
     )
-    return SliderData(sliders=sliders, conditions=conditions, latents=latents, data=data, own=own)
+    return SliderData(
+        sliders=sliders,
+        conditions=conditions,
+        latents=latents,
+        sounds=sounds,
+        data=data,
+        own=own,
+    )
+
+
+def _images_and_sounds(
+    samples: torch.Tensor,
+) -> tuple[list[torch.Tensor], list[list[torch.Tensor]]]:
+    """The images or videos (1, C, ...) of a LATENT's samples, and for each the other parts."""
+    images, *others = (part.split(1) for part in split(samples))
+    return list(images), [list(sound) for sound in zip(*others, strict=True)]
 
 
 def from_pairs(
@@ -165,14 +181,22 @@ def from_pairs(
         objective=objective,
         weights=None if masks is None else position_weights(latents[:count], [masks]),
     )
-    return SliderData(sliders=[slider], conditions=conditions, latents=latents, data=data, own=own)
+    return SliderData(
+        sliders=[slider],
+        conditions=conditions,
+        latents=latents,
+        sounds=[],
+        data=data,
+        own=own,
+    )
 
 
 def attention_layers(network: nn.Module) -> set[str]:
     """The paths of the linear layers by which a network attends.
 
     Those of its attention modules. A block that knows its number of heads and holds no attention
-    module attends by layers of its own, as Flux's single-stream blocks do.
+    module attends by layers of its own, as Flux's single-stream blocks do. HunyuanDiT's pool, which
+    makes one vector of a text, is none: its tensors have tokens before rows.
     """
     attentions = {path for path, module in network.named_modules() if _attends(path, module)}
     paths = set()
@@ -185,7 +209,8 @@ def attention_layers(network: nn.Module) -> set[str]:
         heads = hasattr(block, "num_heads") or hasattr(block, "heads")
         inside = any(f"{other}.".startswith(f"{path}.") for other in attentions)
         around = any(path.startswith(f"{other}.") for other in attentions)
-        if not path or not heads or inside or around:
+        pools = type(block).__name__.endswith("Pool")
+        if not path or not heads or inside or around or pools:
             continue
         for name, layer in block.named_children():
             if learned_space_comfy.is_linear(layer):
@@ -247,18 +272,22 @@ class SliderRun(MonitoredRun):
         if self.vae is None:
             return None
         own = self.source.own
-        sampler = PreviewSampler(
-            rows=[self.source.data.neutral[0]] * len(_PREVIEWED),
-            negative=self.source.empty if own.cfg > 1 else None,
-            cfg=own.cfg,
-            steps=own.steps,
-            seed=own.seed,
-            same_noise=True,
-        )
+        shape = session.latents[0].shape[1:]
+        together = session.rows_at_once(len(_PREVIEWED), shape, gradients=False)
         latents = []
         for slider in range(len(self.source.sliders)):
-            self.training.factors.select([slider] * len(_PREVIEWED), _PREVIEWED)
-            latents.append(sampler.sample(session))
+            for first in range(0, len(_PREVIEWED), together):
+                strengths = _PREVIEWED[first : first + together]
+                sampler = PreviewSampler(
+                    rows=[self.source.data.neutral[0]] * len(strengths),
+                    negative=self.source.empty if own.cfg > 1 else None,
+                    cfg=own.cfg,
+                    steps=own.steps,
+                    seed=own.seed,
+                    same_noise=True,
+                )
+                self.training.factors.select([slider] * len(strengths), strengths)
+                latents.append(sampler.sample(session))
         return decoded(self.vae, session, torch.cat(latents))
 
 
@@ -287,7 +316,6 @@ def train(
 ) -> tuple[list[dict[str, torch.Tensor]], SliderRun]:
     """Train sliders on a MODEL: a LORA_MODEL of each, and how the training went."""
     patcher = _without_step_caches(patcher)
-    trainer.check_parts(patcher, ())
     changed = trained_layers(patcher, layers)
     layout, _ = learned_space_comfy.layout_of(patcher, changed, rank)
     request_for_training(SliderFactors.training_bytes(layout, len(source.sliders)))
@@ -308,9 +336,11 @@ def train(
                 _identity(patcher, source, settings, monitoring=monitoring, layers=layout.to_json())
             )
     latents = source.latents
+    sounds = source.sounds
     if latents is None:
-        latents = _resumed_images(patcher, source, loaded, monitoring)
-        run.further = {"images": torch.cat(latents)}
+        images = _resumed_images(patcher, source, loaded, monitoring)
+        run.further = _kept(images)
+        latents, sounds = _images_and_sounds(images)
     with torch.inference_mode(False):
         with learned_space_comfy.changed(changed, factors):
             trainer.run(
@@ -322,6 +352,7 @@ def train(
                 dtype=monitoring.precision.dtype,
                 checkpointing=monitoring.gradient_checkpointing,
                 seed=settings.seed,
+                sounds=sounds,
             )
         return [_lora(patcher, factors, number) for number in range(len(source.sliders))], run
 
@@ -338,13 +369,18 @@ def _identity(
     identity = resume.settings_identity(settings)
     identity |= {"model": model_digest(patcher), "precision": str(monitoring.precision)}
     identity |= {"layers": layers, "phrases": resume.digest(phrases)}
+    if source.sounds:
+        identity["sound"] = resume.digest(source.sounds)
     if source.latents is not None:
         return {**identity, "images": resume.digest(source.latents)}
     own = source.own
-    shape = None if own.latent is None else tuple(own.latent.shape[1:])
+    assert own.latent is not None
+    shape, *others = [part.shape[1:] for part in split(own.latent)]
+    if others:
+        identity["sound"] = list(map(list, others))
     return {
         **identity,
-        "latent": list(shape or ()),
+        "latent": list(shape),
         "images": own.count,
         "sampling_steps": own.steps,
         "cfg": own.cfg,
@@ -356,17 +392,18 @@ def _resumed_images(
     source: SliderData,
     loaded: dict[str, torch.Tensor],
     monitoring: Monitoring,
-) -> list[torch.Tensor]:
-    """The images that the MODEL has generated: those of the checkpoint, or new ones."""
+) -> torch.Tensor:
+    """The images that the MODEL has generated, as samples: those of the checkpoint, or new ones."""
     own = source.own
     assert own.latent is not None
-    blank = matching_channels(torch.zeros_like(own.latent[:1]), patcher)
+    empty = join([torch.zeros_like(part[:1]) for part in split(own.latent)], like=own.latent)
+    empty = matching_channels(empty, patcher)
     if loaded:
-        images = loaded.get("images")
-        if images is None or images.shape != (own.count, *blank.shape[1:]):
+        expected = {name: (own.count, *part.shape[1:]) for name, part in _kept(empty).items()}
+        if {name: tuple(loaded[name].shape) for name in expected if name in loaded} != expected:
             assert monitoring.checkpoint is not None
             raise resume.damaged(monitoring.checkpoint.name)
-        return list(images.split(1))
+        return join([loaded[name] for name in expected])
     data = source.data
     assert isinstance(data, PhraseData)
     positive = [source.conditions[data.neutral[scene]] for scene in data.scenes]
@@ -374,13 +411,19 @@ def _resumed_images(
     sampled = sample_each(
         patcher,
         positive,
-        {"samples": blank},
+        {"samples": empty},
         seeds,
         steps=own.steps,
         negative=source.conditions[source.empty] if own.cfg > 1 else None,
         cfg=own.cfg,
     )
-    return list(sampled)
+    return batched(list(sampled))
+
+
+def _kept(images: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Generated images by their names in a checkpoint."""
+    video, *others = split(images)
+    return {"images": video} | {f"sound {number}": part for number, part in enumerate(others, 1)}
 
 
 def _lora(patcher: ModelPatcher, factors: SliderFactors, slider: int) -> dict[str, torch.Tensor]:

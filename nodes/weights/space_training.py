@@ -152,7 +152,7 @@ class SpaceTraining(ResumableTraining):
     def backward(self, session: Session, draw: Draw) -> float:
         """Add the gradient of one step, and return its loss without the prior."""
         total = 0.0
-        for rows in self._batches(draw.rows):
+        for rows in self._batches(session, draw.rows):
             loss = self._errors(session, rows, draw).sum() / len(draw.rows)
             loss.backward()
             total += loss.item()
@@ -173,20 +173,22 @@ class SpaceTraining(ResumableTraining):
         if len(draw.members) == 1:
             others = [(draw.members[0] + 1) % len(self.data.images)]
         following = dict(zip(draw.members, others, strict=True))
-        for rows in self._batches(draw.rows):
+        for rows in self._batches(session, draw.rows):
             exchanged = [replace(row, member=following[row.member]) for row in rows]
             for which, members in enumerate((rows, exchanged)):
                 total[which] += float(self._errors(session, members, draw).sum()) / len(draw.rows)
         return total[0], total[1]
 
-    def _batches(self, rows: list[Row]) -> Iterator[list[Row]]:
-        """Rows that can share an evaluation, ``batch_size`` at a time."""
+    def _batches(self, session: Session, rows: list[Row]) -> Iterator[list[Row]]:
+        """Rows that can share an evaluation, ``batch_size`` at a time or what the session takes."""
         parts = defaultdict(list)
         for row in rows:
             parts[self.data.kinds[row.image], row.dropped].append(row)
         for part in parts.values():
-            for first in range(0, len(part), self.settings.batch_size):
-                yield part[first : first + self.settings.batch_size]
+            shape = session.latents[part[0].image].shape[1:]
+            together = session.rows_at_once(min(len(part), self.settings.batch_size), shape)
+            for first in range(0, len(part), together):
+                yield part[first : first + together]
 
     def _errors(self, session: Session, rows: list[Row], draw: Draw) -> torch.Tensor:
         """The squared error of what the model predicts (noise, v, or velocity of a flow) for each

@@ -45,7 +45,6 @@ def train(
     monitoring: Monitoring,
 ) -> tuple[Space, SpaceRun]:
     """A space of the people, called ``name``, trained on a MODEL, and how it went."""
-    trainer.check_parts(patcher, ())
     changed = learned_space_comfy.layers_of(patcher, shape.layers, people)
     layout, base = learned_space_comfy.layout_of(patcher, changed, shape.rank)
     count = min(shape.components, len(people.names))

@@ -198,6 +198,41 @@ def train_space(subject: Subject) -> str:
     return f"{len(space.layout.slots)} layers"
 
 
+def train_slider(subject: Subject) -> str:
+    """A slider from two phrases acts, and stock's Load LoRA reads the same change from it."""
+    import comfy.sd
+
+    models, loras = subject.run(
+        "TrainSlider",
+        model=subject.model,
+        clip=subject.text_encoder,
+        vae=subject.vae,
+        latent=subject.empty,
+        increase="old, wrinkled",
+        decrease="young",
+        base_prompt="a person",
+        rank=2,
+        steps=2,
+        images=1,
+        sampling_steps=2,
+        batch_size=1,
+        cfg=1.0,
+        precision="fp32",
+        preview_interval=1,
+        learning_rate=0.01,
+        checkpoint_name="",
+    )[:2]
+    slid = subject.changed(models[0])
+    loaded, _ = comfy.sd.load_lora_for_models(subject.model, None, loras[0], 1.0, 0.0)
+    difference = float((subject.sample(loaded) - slid).abs().max())
+    effect = float((slid - subject.plain).abs().max())
+    demand(
+        difference <= 1e-3 * effect,
+        f"Load LoRA samples {difference:.2g} away from the slider, whose effect is {effect:.2g}.",
+    )
+    return f"{len(models[0].patches)} weights"
+
+
 CELLS = {
     "W2WBuildSpace": build_space,
     "W2WApply": apply_point,
@@ -206,4 +241,5 @@ CELLS = {
     "W2WGuider": guider,
     "W2WInvert": invert,
     "W2WTrainSpace": train_space,
+    "TrainSlider": train_slider,
 }

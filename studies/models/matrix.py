@@ -46,7 +46,6 @@ WITHOUT_CELL = {
     "ReadActivations": "is run in the cells of ActivationRecorder",
     "SeedVariety": "changes prompts alone: tests/comfy/conditioning/test_seed_variety.py",
     "Sliders": "loads LoRAs as W2WApply does: tests/comfy/weights/test_sliders.py",
-    "TrainSlider": "trains the layers of W2WTrainSpace by the trainer of TrainLoraImmiscible",
     "W2WLabelMembers": "reads images by a CLIP with vision",
     "W2WStyleMerge": "adds a file to a point, as W2WToLoRA writes one",
 }

@@ -144,11 +144,89 @@ def test_a_video_is_trained_and_its_sound_is_evaluated_with_it(app, model, name)
     assert not torch.equal(answers[0], answers[again]), "the sound is not evaluated"
 
 
-def test_a_model_of_video_with_sound_is_not_trained_on_video_alone(app, model):
+@torch.inference_mode()
+def test_a_video_alone_is_trained_beside_silence(app, model):
+    """Two videos at two noise levels of a network that takes one at a time; the silence is that of
+    ComfyUI's own sampler, and latents of other channels are refused.
+    """
+    import comfy.sample
+
     patcher = model("MiniMaxH3")
     trainer = app.module("nodes.host.training.trainer")
-    with pytest.raises(ValueError, match="hold no sound"):
-        trainer.check_parts(patcher, ())
+    configuration = configured("MiniMaxH3")
+    positive = networks.conditioning(configuration)
+    videos = [
+        networks.latent(configuration, patcher, seed=seed)["samples"].unbind()[0] for seed in (1, 2)
+    ]
+    empty = comfy.sample.fix_empty_latent_channels(patcher, torch.zeros_like(videos[0]))
+
+    def answers(**sounds):
+        def work(session):
+            sigmas = torch.tensor([0.6, 0.9])
+            noised = session.noised(
+                torch.cat(session.latents), torch.ones_like(torch.cat(videos)), sigmas
+            )
+            with torch.no_grad():
+                return session.denoised(noised, sigmas, [0, 1])
+
+        return trainer.run(
+            patcher, {}, videos, [positive, positive], work, dtype=torch.float32, **sounds
+        )
+
+    alone = answers()
+    silent = [[part.clone() for part in empty.unbind()[1:]] for _ in videos]
+    assert alone.shape == torch.cat(videos).shape and torch.isfinite(alone).all()
+    assert torch.equal(alone, answers(sounds=silent))
+    assert not torch.equal(alone, answers(sounds=[[part + 1 for part in silent[0]]] * 2))
+    with pytest.raises(ValueError, match="takes 24 channels"):
+        trainer.run(patcher, {}, [videos[0][:, :20]], [positive], None, dtype=torch.float32)
+
+
+@pytest.mark.parametrize("name", ["LTXAV", "MiniMaxH3"])
+@pytest.mark.parametrize("images", ["own", "in the latent", "pairs"])
+@torch.inference_mode()
+def test_a_slider_of_a_video_with_sound_is_kept(app, tmp_path, monkeypatch, name, images):
+    """Queued again, its checkpoint gives the same slider and the videos that were generated; a
+    checkpoint of another sound is refused.
+    """
+    subject = Subject(app, tmp_path, configured(name))
+    pair = torch.rand(2, subject.side, subject.side, 3, generator=torch.Generator().manual_seed(2))
+    inputs = {
+        "latent": subject.latent if images == "in the latent" else subject.empty,
+        "increase": "old",
+        "decrease": "young",
+        "base_prompt": "a person",
+        "images": 2,
+        "sampling_steps": 2,
+        "steps": 2,
+        "rank": 2,
+        "batch_size": 2,
+        "cfg": 1.0,
+        "learning_rate": 0.01,
+        "precision": "fp32",
+        "preview_interval": 0,
+        "checkpoint_name": f"slider_{name}_{images}",
+    }
+    if images == "pairs":
+        inputs |= {"before": pair[:1], "after": pair[1:]}
+
+    def slider(**changed):
+        model, clip, vae = subject.model, subject.text_encoder, subject.vae
+        made = subject.run("TrainSlider", model=model, clip=clip, vae=vae, **{**inputs, **changed})
+        return made[1][0]
+
+    first = slider()
+    ups = [tensor for key, tensor in first.items() if "up" in key or "lora_B" in key]
+    assert ups and any(bool(up.any()) for up in ups)
+    monkeypatch.setattr(app.module("nodes.weights.slider_training_comfy"), "sample_each", None)
+    again = slider()
+    assert all(torch.equal(first[key], again[key]) for key in first)
+    if images == "pairs":
+        return
+    video, sound = inputs["latent"]["samples"].unbind()
+    longer = type(inputs["latent"]["samples"])([video, torch.cat([sound, sound], dim=-1)])
+    with pytest.raises(ValueError, match=r"another .*sound"):
+        slider(latent={"samples": longer})
 
 
 def layer_of(targets, patcher, ending: str) -> str:

@@ -40,7 +40,9 @@ class Session(Protocol):
         """A latent of the model's scale as a VAE decodes it."""
 
     def rows_at_once(self, count: int, shape: Sequence[int], *, gradients: bool = True) -> int:
-        """How many of `count` latents of a shape (C, ...) fit in free memory; at least 1."""
+        """How many of `count` latents of a shape (C, ...) fit in free memory; at least 1, and 1 for
+        a network that takes no more.
+        """
 
     def reload(self) -> None:
         """Bring the model back to its device after another model, such as a VAE, has run."""

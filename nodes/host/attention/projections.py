@@ -81,7 +81,8 @@ class _Watch:
             self._running[-1].extend(layers)
 
     def _linear(self, name: str, _layer: nn.Module, args: tuple, _output: object) -> None:
-        # Of video without sound the layers of the sound read nothing.
-        reads = bool(args) and args[0].ndim > 2 and args[0].shape[-2] > 1 and args[0].numel() > 0
+        # One row is evaluated: several vectors are tokens, also where the network has dropped the
+        # rows (MiniMax H3). Of video without sound the layers of the sound read nothing.
+        reads = bool(args) and args[0].ndim > 1 and args[0].shape[-2] > 1 and args[0].numel() > 0
         if self._running and reads:
             self._running[-1].append(name)

@@ -28,8 +28,9 @@ import comfy.samplers
 import comfy.utils
 import torch
 
+from ..evaluate import takes_batches
 from ..hooks import refuse_compiled, refuse_lost_gradients
-from ..latent_shapes import join, matching_channels
+from ..latent_shapes import join, matching_channels, silence, split
 from ..quantized import WeightFunction
 from .gradients import LOW_PRECISION, activations_kept, inputs_copied, kernels_with_gradients
 from .layer_weights import LayerWeights, trainable_layers
@@ -102,6 +103,7 @@ class Session:
     ):
         model = guider.inner_model
         self._checkpointing = checkpointing
+        self._takes_batches = takes_batches(model)
         self._text = text
         self._guider = guider
         self._conditions = conditions
@@ -142,8 +144,10 @@ class Session:
 
     def rows_at_once(self, count: int, shape: Sequence[int], *, gradients: bool = True) -> int:
         """How many of ``count`` latents of a shape (C, ...) fit in free memory, with what gradients
-        keep unless they are evaluated without; at least 1.
+        keep unless they are evaluated without; at least 1, and 1 for a network that takes no more.
         """
+        if not self._takes_batches:
+            return 1
         free = comfy.model_management.get_free_memory(self.device)
         factor = _WITHOUT_GRADIENTS
         if gradients:
@@ -180,6 +184,8 @@ class Session:
 
         def shared(images: Sequence[int]) -> dict[str, list[dict]] | None:
             """The conditions of images that can share an evaluation."""
+            if len(images) > 1 and not self._takes_batches:
+                return None
             conditions = {}
             for side, of_side in sides.items():
                 joined = _shared([of_side[image] for image in images], encoded)
@@ -331,7 +337,8 @@ def run(
     ``checkpointing`` computes activations twice instead of keeping them, where the model allows it:
     those of the network's blocks, or with a ``checkpoint_depth`` above 1 of the modules so many
     levels inside. ``text``: a CLIP whose weights get gradients too. ``sounds``: for each image the
-    other parts of its LATENT, see `Session`. The MODEL stays as it was;
+    other parts of its LATENT, see `Session`; without them a model that generates both is trained
+    beside silence. The MODEL stays as it was;
     raises ValueError for a name that is none of its weights, or whose weight a custom loader has
     quantized, and for a MODEL that runs through torch.compile.
     """
@@ -342,11 +349,10 @@ def run(
         clone.set_model_compute_dtype(dtype)
         weights = [LayerWeights(clone, functions)]
         images = [latent if latent.ndim > 3 else latent[None] for latent in map(_own, latents)]
-        if not sounds:  # a format of several parts tells the channels of none of them
-            images = [matching_channels(latent, patcher) for latent in images]
+        images = [split(matching_channels(latent, patcher))[0] for latent in images]
         images = [latent.to("cpu", dtype) for latent in images]
+        sounds = sounds or silence(images, patcher)
         sounds = [[part.to("cpu", dtype) for part in map(_own, parts)] for parts in sounds]
-        check_parts(patcher, sounds)
         conditions = [
             comfy.sampler_helpers.convert_cond(_own(condition)) for condition in conditions
         ]
@@ -461,15 +467,6 @@ def _own(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _own(item) for name, item in value.items()}
     return type(value)(map(_own, value)) if type(value) in (list, tuple) else value
-
-
-def check_parts(patcher: ModelPatcher, sounds: Sequence[Sequence[torch.Tensor]]) -> None:
-    """Raise ValueError for a model of video with sound without latents of the sound."""
-    if not sounds and hasattr(patcher.model, "audio_scale"):
-        raise ValueError(
-            "This MODEL is trained on video with sound, and the latents hold no sound: connect "
-            "latents of both, such as those of its empty latent node."
-        )
 
 
 def _in_model_scale(model: BaseModel, parts: list[torch.Tensor]) -> list[torch.Tensor]:

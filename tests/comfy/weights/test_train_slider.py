@@ -220,6 +220,7 @@ def test_attention_of_every_transformer_is_found_and_has_names_in_files(app, nam
     }
     assert lists and lists <= blocks
     assert not any("mlp" in path or "modulation" in path.lower() for path in paths)
+    assert not any("pool" in path for path in paths)
     layers = half.trained_layers(patcher, "")
     layout, _ = learned.layout_of(patcher, layers, 2)
     assert len(layout.slots) == len(paths)

@@ -52,7 +52,8 @@ class Session:
 
     device = "cpu"
 
-    def __init__(self, changed, shapes=((6, 4),) * 20):
+    def __init__(self, changed, shapes=((6, 4),) * 20, most=20):
+        self.most = most
         generator = torch.Generator().manual_seed(9)
         self.sampling, self.changed = None, changed
         self.weights = [torch.randn(o, i, generator=generator) / i for i, o in SIZES.values()]
@@ -69,6 +70,10 @@ class Session:
 
     def clean(self, latent):
         return latent
+
+    def rows_at_once(self, count, shape, *, gradients=True):
+        assert shape == self.latents[0].shape[1:]
+        return min(count, self.most)
 
     def denoised(self, noised, sigmas, rows):
         self.calls.append((noised.detach().clone(), sigmas.clone(), list(rows)))
@@ -152,14 +157,23 @@ def test_gradients_are_those_of_training_member_by_member():
         assert error < 1e-5, name
 
 
-@pytest.mark.parametrize("way", ["batches", "kinds"])
+_WAYS = {
+    "batches": ({"batch_size": 3}, 20),
+    "kinds": ({"kinds": [0, 1] * 10}, 20),
+    "what the network takes": ({}, 1),
+}
+
+
+@pytest.mark.parametrize("way", _WAYS)
 def test_evaluations_in_parts_give_the_same_gradient(way):
+    settings, most = _WAYS[way]
     whole, parts = made(), made()
     run_of(whole).backward(Session(grouped(whole)), run_of(whole).draw(2))
-    run = run_of(parts, batch_size=3) if way == "batches" else run_of(parts, kinds=[0, 1] * 10)
-    session = Session(grouped(parts))
+    run = run_of(parts, **settings)
+    session = Session(grouped(parts), most=most)
     run.backward(session, run.draw(2))
     assert len(session.calls) > 1
+    assert max(len(rows) for *_, rows in session.calls) <= most
     for name, value in whole.parameters.items():
         torch.testing.assert_close(parts.parameters[name].grad, value.grad, rtol=1e-4, atol=1e-6)
 
