@@ -16,7 +16,6 @@ from ..host.training import trainer
 from ..host.training.layer_weights import low_rank
 from .first_step_comfy import (
     has_timesteps,
-    refuse_sound,
     refuse_unscored,
     sigma_at_timestep,
 )
@@ -92,7 +91,6 @@ def refuse_unsupported(patcher: ModelPatcher, conditioning: list) -> None:
     part of the run or the image.
     """
     refuse_unscored(patcher)
-    refuse_sound(patcher)
     refuse_ranges(conditioning)
 
 

@@ -9,13 +9,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import comfy.sample
+import comfy.utils
 import torch
 
 from ... import kernels
 from ..common.attention import AttentionCall, Positions, logits, positions
 from ..common.network_call import TILED, Call
 from ..host.attention.reader import blocks_of
+from ..host.evaluate import takes_batches
 from ..host.hooks import Receivers, hook_calls
+from ..host.latent_shapes import join, split, with_silence
 
 if TYPE_CHECKING:
     from ..host.socket_types import ModelPatcher
@@ -38,9 +41,29 @@ def sample_with_attention(
     U-Net, of which those with the most positions count, averaged over heads and modules for the
     positive prompt; without any, each attention of a block in which the image reads the text.
     Returns float32 (steps, N, C, ..., H, W) and (N, H, W), smoothly enlarged where there are fewer
-    positions than the latents have. Raises ValueError where the network reads other tokens than
-    those of the encoded prompt.
+    positions than the latents have. The sound that a network makes beside images has no part in
+    either. Raises ValueError where the network reads other tokens than those of the encoded prompt.
     """
+    if len(noise) > 1 and not takes_batches(patcher.model):
+        alone = [
+            sample_with_attention(
+                patcher,
+                positive,
+                negative=negative,
+                noise=row,
+                steps=steps,
+                cfg=cfg,
+                paths=paths,
+                token=token,
+            )
+            for row in noise.split(1)
+        ]
+        added, attended = zip(*alone, strict=True)
+        return torch.cat(added, dim=1), torch.cat(attended)
+    blank = with_silence(torch.zeros_like(noise), patcher)
+    generator = torch.Generator().manual_seed(0)
+    sounds = [torch.randn(part.shape, generator=generator) for part in split(blank)[1:]]
+    shapes = [part.shape for part in split(blank)]
     differences: list[torch.Tensor] = []
     queries: dict[str, torch.Tensor] = {}
     maps: dict[str, torch.Tensor] = {}
@@ -98,6 +121,8 @@ def sample_with_attention(
 
     def keep_difference(args: dict) -> torch.Tensor:
         added = args["uncond_denoised"] - args["cond_denoised"]
+        if sounds:
+            added = comfy.utils.unpack_latents(added, shapes)[0]
         added = added / args["sigma"].view(-1, *[1] * (added.ndim - 1))
         differences.append(added.float())
         return args["denoised"]
@@ -106,14 +131,14 @@ def sample_with_attention(
     watched.set_model_sampler_post_cfg_function(keep_difference)
     comfy.sample.sample(
         watched,
-        noise,
+        join([noise, *sounds]),
         steps,
         cfg,
         "ddim",
         "ddim_uniform",
         positive,
         negative,
-        torch.zeros_like(noise),
+        blank,
         disable_pbar=True,
         seed=0,
     )

@@ -14,10 +14,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import comfy.model_management
 import comfy.model_sampling
 import comfy.samplers
+import comfy.utils
 import torch
 
+from ..host.evaluate import takes_batches
 from ..host.hooks import forward_hooks, refuse_compiled
-from ..host.latent_shapes import pixels_a_position
+from ..host.latent_shapes import matching_channels, pixels_a_position, split, with_silence
 from .memorization_score import OFFICIAL_TIMESTEP, seeded_noise
 from .neuron_factors_comfy import Factors, scaled, values_of_text
 from .neuron_layers import (
@@ -38,12 +40,6 @@ if TYPE_CHECKING:
 
 Result = TypeVar("Result")
 
-#: ComfyUI's latent format of MiniMax H3, which is not evaluated on images alone.
-_NEEDS_SOUND = "MiniMaxH3AV"
-_WITH_SOUND = (
-    "This MODEL generates video and sound together, and this node evaluates images alone: use a "
-    "model of images, or of video without sound."
-)
 #: Why there are no value neurons.
 UNREADABLE = (
     "How this MODEL reads its text cannot be seen, so it has no value neurons: set neuron_type to "
@@ -55,27 +51,19 @@ def latent_shape(patcher: ModelPatcher, width: int, height: int) -> tuple[int, .
     """The shape (C, H, W) of this MODEL's latents for an image of that many pixels; (C, 1, H, W),
     one frame, where its latents have frames.
 
-    Raises ValueError for a model of something else, such as sound, and for one that makes nothing
-    without sound.
+    Raises ValueError for a model of something else, such as sound.
     """
     latent_format = patcher.get_model_object("latent_format")
     dimensions = latent_format.latent_dimensions
-    if type(latent_format).__name__ == _NEEDS_SOUND:
-        raise ValueError(_WITH_SOUND)
     if dimensions not in (2, 3):
         raise ValueError(
             "This MODEL does not generate images, which is not supported: use a model of images."
         )
     side = pixels_a_position(patcher)
     frames = (1,) * (dimensions - 2)
-    return latent_format.latent_channels, *frames, height // side, width // side
-
-
-def refuse_sound(patcher: ModelPatcher) -> None:
-    """Raise ValueError for a MODEL of video with sound, where gradients are needed."""
-    latent_format = patcher.get_model_object("latent_format")
-    if type(latent_format).__name__ in (_NEEDS_SOUND, "LTXAV"):
-        raise ValueError(_WITH_SOUND)
+    shape = latent_format.latent_channels, *frames, height // side, width // side
+    empty = matching_channels(torch.zeros(1, *shape), patcher)
+    return tuple(split(empty)[0].shape[1:])
 
 
 def at_first_step(
@@ -105,8 +93,9 @@ def at_first_step(
     guider.inner_set_conds({"positive": conditioning})
     sampling = patcher.get_model_object("model_sampling")
     sigma = sigma_at_timestep(sampling, timestep) if has_timesteps(sampling) else sampling.sigma_max
-    blank = torch.zeros(rows, *shape)
-    sampler = _Work(work)
+    rows = rows if takes_batches(patcher.model) else 1
+    blank = with_silence(torch.zeros(rows, *shape), patcher)
+    sampler = _Work(work, [part.shape for part in split(blank)[1:]])
     guider.sample(
         blank, blank, sampler, torch.tensor([float(sigma), 0.0]), disable_pbar=True, seed=0
     )
@@ -159,11 +148,23 @@ class FirstStep:
     ``at_first_step``.
 
     Rows that do not fit in free memory at once are evaluated in parts; otherwise what an evaluation
-    has in common with the one before it is not computed again, unless ``replay`` is False.
+    has in common with the one before it is not computed again, unless ``replay`` is False. A sound
+    of the shapes ``sounds``, without which the network makes no image, begins with the same noise
+    in all evaluations.
     """
 
-    def __init__(self, model_wrap: Any, sigma: torch.Tensor, like: torch.Tensor, extra_args: dict):
+    def __init__(
+        self,
+        model_wrap: Any,
+        sigma: torch.Tensor,
+        like: torch.Tensor,
+        extra_args: dict,
+        sounds: list[torch.Size],
+    ):
         from .replay import Replay
+
+        generator = torch.Generator().manual_seed(0)
+        self._sounds = [torch.randn(shape, generator=generator) for shape in sounds]
 
         self._model = model_wrap
         self._sigma = sigma
@@ -249,16 +250,23 @@ class FirstStep:
     def _predict(self, noise: torch.Tensor, factors: Factors) -> torch.Tensor:
         comfy.model_management.throw_exception_if_processing_interrupted()
         blank = torch.zeros_like(self._like[:1])
+        shapes = []
+        if self._sounds:
+            parts = [noise, *(sound.to(noise) for sound in self._sounds)]
+            noise, shapes = comfy.utils.pack_latents(parts)
         # as a sampler begins: for models that count timesteps the network's input is the noise then
         x = self._sampling.noise_scaling(self._sigma, noise.to(self._like), blank, True)
         with scaled(self._network, factors):
             denoised = self._model(x, self._sigma.expand(len(x)), **self._extra)
-        return ((x - denoised) / self._sigma).float()
+        predicted = ((x - denoised) / self._sigma).float()
+        return comfy.utils.unpack_latents(predicted, shapes)[0] if shapes else predicted
 
     def _rows_at_once(self, shape: torch.Size) -> int:
         """How many rows fit in free memory, by ComfyUI's own estimate and margin; halved until they
         do.
         """
+        if not takes_batches(self._model.inner_model):
+            return 1
         free = comfy.model_management.get_free_memory(self._like.device)
         count = shape[0]
         while (
@@ -271,8 +279,9 @@ class FirstStep:
 class _Work(comfy.samplers.Sampler):
     """A sampler that lets ``work`` evaluate the model as often as it likes."""
 
-    def __init__(self, work: Callable):
+    def __init__(self, work: Callable, sounds: list[torch.Size]):
         self._work = work
+        self._sounds = sounds
         self.result: Any = None
 
     def sample(
@@ -286,7 +295,7 @@ class _Work(comfy.samplers.Sampler):
         denoise_mask: torch.Tensor | None = None,
         disable_pbar: bool = False,
     ) -> torch.Tensor:
-        self.result = self._work(FirstStep(model_wrap, sigmas[0], noise, extra_args))
+        self.result = self._work(FirstStep(model_wrap, sigmas[0], noise, extra_args, self._sounds))
         return noise
 
 

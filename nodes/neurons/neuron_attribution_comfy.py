@@ -13,7 +13,7 @@ import torch
 
 from ..common.network_call import in_call
 from ..host.training import trainer
-from .first_step_comfy import refuse_sound, sigma_at_timestep
+from .first_step_comfy import sigma_at_timestep
 from .nemo_search import Neurons
 from .neuron_attribution import (
     TIMESTEPS,
@@ -120,7 +120,6 @@ def run(
     """Run ``work`` with gradients to factors; the MODEL stays as it was. ``latents`` and
     ``conditions`` as rows.
     """
-    refuse_sound(patcher)
     network = patcher.model.diffusion_model
     by_level = _acts_in_ranges(patcher, conditions)
     return trainer.run(

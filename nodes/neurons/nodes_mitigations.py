@@ -15,6 +15,7 @@ from ..common.pil_images import rgb
 from ..host.evaluate import sample_latents
 from ..host.hooks import refuse_compiled
 from ..host.image_output import new_figure, to_image
+from ..host.latent_shapes import split
 from ..host.progress import Progress
 from ..host.schema import float_input, int_input, later_seed, precision_input, schema, seed
 from ..host.text_encoding import Chunk, chunks, encode
@@ -628,21 +629,16 @@ def _generated(
     found = []
     for number, text in enumerate(prompts):
         conditioning = encode(clip, text)[1]
-        draw = later_seed(seed, number)
-        found.append(
-            (
-                sample_latents(
-                    model,
-                    conditioning,
-                    negative=negative,
-                    latent=latent,
-                    steps=steps,
-                    cfg=cfg,
-                    seed=draw,
-                ),
-                conditioning,
-            )
+        sampled = sample_latents(
+            model,
+            conditioning,
+            negative=negative,
+            latent=latent,
+            steps=steps,
+            cfg=cfg,
+            seed=later_seed(seed, number),
         )
+        found.append((split(sampled)[0], conditioning))  # without the sound of a video
         show(number + 1)
     return found
 

@@ -347,3 +347,63 @@ def test_activations_of_a_video_with_sound(app, tmp_path, name, cell):
         subject = Subject(app, tmp_path, configured(name))
         outcome = worker.outcome(subject, matrix.cells([cell])[cell])
         assert outcome[0] == "works", outcome
+
+
+@pytest.mark.parametrize("name", ["LTXAV", "MiniMaxH3"])
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "NeuronStatistics (feed_forward)",
+        "NemoLocalize (value)",
+        "NemoLocalize (attribution)",
+        "OptimizeNeuronMask (feed_forward)",
+        "ConceptNeurons (value)",
+        "MemorizationScore (bright ending)",
+        "CompositionNoise",
+        "TrainSlider",
+    ],
+)
+def test_neurons_weights_and_noise_of_a_video_with_sound(app, tmp_path, name, cell):
+    with torch.inference_mode():
+        subject = Subject(app, tmp_path, configured(name))
+        outcome = worker.outcome(subject, matrix.cells([cell])[cell])
+        assert outcome[0] == "works", outcome
+
+
+@torch.inference_mode()
+def test_the_first_step_of_an_image_has_a_sound_of_its_own(app, model):
+    """Rows of noise are evaluated as each alone, and as ComfyUI's sampler does with that sound."""
+    import comfy.sample
+
+    patcher = model("MiniMaxH3")
+    first_step = app.module("nodes.neurons.first_step_comfy")
+    positive = networks.conditioning(configured("MiniMaxH3"))
+    shape = first_step.latent_shape(patcher, 128, 96)
+    assert shape == (24, 1, 6, 8)
+    noise = torch.randn(2, *shape, generator=torch.Generator().manual_seed(1))
+
+    def predicted(rows):
+        return first_step.at_first_step(
+            patcher, positive, shape, 999, lambda predict: predict(rows), rows=len(rows)
+        )
+
+    both = predicted(noise)
+    assert both.shape == noise.shape and torch.isfinite(both).all()
+    assert torch.equal(both, torch.cat([predicted(row) for row in noise.split(1)]))
+    blank = comfy.sample.fix_empty_latent_channels(patcher, torch.zeros(1, *shape))
+    sound = torch.randn(blank.unbind()[1].shape, generator=torch.Generator().manual_seed(0))
+    begun = type(blank)([noise[:1], sound])
+    sigmas = torch.tensor([float(patcher.get_model_object("model_sampling").sigma_max), 0.0])
+    image = comfy.sample.sample_custom(
+        patcher,
+        begun,
+        1.0,
+        comfy.samplers.ksampler("euler"),
+        sigmas,
+        positive,
+        positive,
+        blank,
+        disable_pbar=True,
+        seed=0,
+    ).unbind()[0]
+    torch.testing.assert_close(noise[:1] - both[:1], image, rtol=1e-4, atol=1e-4)
