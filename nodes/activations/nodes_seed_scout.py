@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import torch
 from comfy_api.latest import io
 
-from ..host.evaluate import sample_seeds
+from ..host.evaluate import sample_seeds, takes_batches
 from ..host.image_output import new_figure, to_image
+from ..host.latent_shapes import split
 from ..host.schema import NOISE, float_input, int_input, later_seed, schema, seed
 from .seed_scout import Ranking, draw_sheet, report
 
@@ -53,11 +54,15 @@ class SeedScout(io.ComfyNode):
                 ),
                 io.Conditioning.Input("positive", tooltip="The prompt, as in KSampler."),
                 io.Conditioning.Input("negative", tooltip="The negative prompt, as in KSampler."),
-                io.Vae.Input("vae", tooltip="Decodes the scouted images."),
+                io.Vae.Input(
+                    "vae",
+                    tooltip="Decodes the scouted images; of a video the middle frame is compared.",
+                ),
                 io.Latent.Input(
                     "latent",
                     tooltip=(
-                        "The latent of the following KSampler: one image, e.g. Empty Latent Image."
+                        "The latent of the following KSampler: one image or video, e.g. Empty "
+                        "Latent Image."
                     ),
                 ),
                 io.Combo.Input(
@@ -169,13 +174,12 @@ class SeedScout(io.ComfyNode):
             WordMaps,
             decoded_images,
             image_scorer,
-            require_image,
         )
 
-        require_image(latent["samples"])
-        if len(latent["samples"]) != 1:
+        rows = len(split(latent["samples"])[0])
+        if rows != 1:
             raise ValueError(
-                f"latent holds {len(latent['samples'])} images: set batch_size of Empty Latent "
+                f"latent holds {rows} images: set batch_size of Empty Latent "
                 "Image to 1, since KSampler runs once per seed."
             )
         drawn = SeedsNoise(noise, seed, latent)
@@ -195,7 +199,8 @@ class SeedScout(io.ComfyNode):
         sample = partial(
             sample_seeds, watched, positive, negative, latent, steps=steps, cfg=cfg, draw=drawn.draw
         )
-        images = decoded_images(sample, vae, seeds=seeds, batch_size=batch_size, read=read)
+        together = batch_size if takes_batches(model.model) else 1
+        images = decoded_images(sample, vae, seeds=seeds, batch_size=together, read=read)
         scores = score(images)
         columns = min(_COLUMNS, count)
         order = scores.order()

@@ -49,8 +49,8 @@ class Scores:
 
 
 def word_coverage(maps: dict[str, torch.Tensor]) -> Scores:
-    """Coverage of the words by their heat maps (N, H, W) of N seeds: the least focus among words,
-    (N,).
+    """Coverage of the words by their heat maps (N, ..., H, W) of N seeds: the least focus among
+    words, (N,).
 
     The focus of a word is its largest attention over its mean attention, in units of its mean over
     the seeds: below 1 it acts less distinctly than usual. The note of a seed is the word of least

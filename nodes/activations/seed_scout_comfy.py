@@ -36,25 +36,11 @@ if TYPE_CHECKING:
     from ..host.socket_types import CLIP, VAE, ClipVisionModel, ModelPatcher, NoiseSource
 
 
-_VIDEO = "latent is a video: Seed Scout compares single images."
-
-
-def require_image(samples: torch.Tensor) -> None:
-    """Raise ValueError for the samples of a LATENT that is a video, of several frames or with
-    sound.
-    """
-    is_video = len(split(samples)) > 1 or (samples.ndim == 5 and samples.shape[2] > 1)
-    if is_video:
-        raise ValueError(_VIDEO)
-
-
 def decoded_images(
     sample: Callable, vae: VAE, seeds: list[int], batch_size: int, read: Callable | None
 ) -> torch.Tensor:
     """The images (N, H, W, 3) of seeds, with a preview: ``sample(seeds)`` returns latents, which
-    ``read`` sees too.
-
-    Raises ValueError for videos.
+    ``read`` sees too. Of a video it is the frame in the middle.
     """
     decoded = []
     progress = Progress(len(seeds))
@@ -64,12 +50,11 @@ def decoded_images(
         samples = sample(part)
         if read:
             read(samples)
-        decoded.append(vae.decode(samples).flatten(0, -4)[..., :3])
+        frames = vae.decode(split(samples)[0])
+        frames = frames.reshape(len(part), -1, *frames.shape[-3:])
+        decoded.append(frames[:, frames.shape[1] // 2, :, :, :3])
         progress.show(begin + len(part), decoded[-1])
-    images = torch.cat(decoded)
-    if len(images) != len(seeds):
-        raise ValueError(_VIDEO)
-    return images
+    return torch.cat(decoded)
 
 
 _SEEDLESS = (
@@ -86,7 +71,7 @@ class SeedsNoise:
         if not isinstance(getattr(self._noise, "seed", None), int):
             raise ValueError(_SEEDLESS)
         self.first = self._noise.seed
-        self._drawn: torch.Tensor | None = None
+        self._drawn: list[torch.Tensor] = []
 
     def of(self, seed: int) -> NoiseSource:
         """The NOISE with a seed."""
@@ -96,9 +81,10 @@ class SeedsNoise:
         """Its noise for the latent's tensor, without a trace in the global generators."""
         with untouched():
             drawn = self.of(seed).generate_noise({**self._latent, "samples": samples})
-        if self._drawn is not None and torch.equal(self._drawn, drawn):
+        parts = split(drawn)
+        if self._drawn and all(map(torch.equal, self._drawn, parts)):
             raise ValueError(_SEEDLESS)
-        self._drawn = drawn
+        self._drawn = parts
         return drawn
 
 
@@ -113,7 +99,7 @@ def _seeded(noise: NoiseSource, seed: int) -> NoiseSource:
 
 
 class WordMaps:
-    """The words' heat maps (N, H, W) of the sampling runs on ``model``, a clone of a MODEL."""
+    """The words' heat maps (N, frames, H, W) of sampling runs on ``model``, a clone of a MODEL."""
 
     def __init__(self, model: ModelPatcher, clip: CLIP, prompt: str, words: str):
         if clip is None:
@@ -139,7 +125,10 @@ class WordMaps:
         self._maps: dict[str, torch.Tensor] = {}
 
     def read(self, samples: torch.Tensor) -> None:
-        """Add the maps of the run that ended with these latents, a mean over its steps."""
+        """Add the maps of the run that ended with these latents, a mean over its steps; those of a
+        video are maps of all its frames.
+        """
+        rows = len(split(samples)[0])
         run = self._recorder.run_of(samples)
         if not run.snapshots or set(run.skipped.values()) - {NOT_EVALUATED}:
             raise ValueError(
@@ -149,7 +138,7 @@ class WordMaps:
         found, length, tokens = placed_words(recorded, *self._text)
         attention = recorded.tensors[ATTENTION_MEAN][:, tokens]
         for word, positions in found.items():
-            maps = heat_map(attention, positions, length)
+            maps = heat_map(attention, positions, length).unflatten(0, (rows, -1))
             self._maps[word] = torch.cat([self._maps[word], maps]) if word in self._maps else maps
 
     def scores(self, _images: torch.Tensor) -> Scores:

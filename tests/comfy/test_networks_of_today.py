@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from studies.models import matrix, networks, worker
-from studies.models.subject import Subject
+from studies.models.subject import PROMPT, Subject
 
 
 def configured(name: str):
@@ -407,3 +407,44 @@ def test_the_first_step_of_an_image_has_a_sound_of_its_own(app, model):
         seed=0,
     ).unbind()[0]
     torch.testing.assert_close(noise[:1] - both[:1], image, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["WAN21_T2V", "LTXAV"])
+@torch.inference_mode()
+def test_seeds_of_videos_are_scouted_as_one_by_one(app, tmp_path, name):
+    """The middle frame of what KSampler makes of the seed; words count in all frames of a video."""
+    subject = Subject(app, tmp_path, configured(name))
+
+    def scouted(ranking, **changed):
+        return subject.run(
+            "SeedScout",
+            model=subject.model,
+            positive=subject.positive,
+            negative=subject.negative,
+            vae=subject.vae,
+            latent=subject.empty,
+            clip=subject.text_encoder,
+            prompt=PROMPT,
+            words="cat",
+            reference=torch.rand(1, 8, 8, 3, generator=torch.Generator().manual_seed(1)),
+            count=3,
+            keep=3,
+            steps=2,
+            cfg=1.0,
+            seed=4,
+            ranking=ranking,
+            **changed,
+        )
+
+    for ranking in ("layout_likeness", "word_coverage"):
+        seeds, images, _, report, _ = scouted(ranking, batch_size=3)
+        alone = scouted(ranking, batch_size=1)
+        assert seeds == alone[0] and len(images) == 3
+        torch.testing.assert_close(images, alone[1], rtol=1e-4, atol=1e-4)
+        sampled = subject.sampled(
+            subject.model, seed=seeds[0], cfg=1.0, scheduler="normal", steps=2
+        )["samples"]
+        video = sampled.unbind()[0] if name == "LTXAV" else sampled
+        frames = subject.vae.decode(video).reshape(-1, *images.shape[1:])
+        torch.testing.assert_close(images[0], frames[len(frames) // 2], rtol=1e-4, atol=1e-4)
+        assert all(f"{seed}" in report for seed in seeds)
