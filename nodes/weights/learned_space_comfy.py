@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Protocol, TypeGuard
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import nn
@@ -21,6 +21,7 @@ from ..common.training.aspect_buckets import (
     nearest_bucket,
     resize_and_crop,
 )
+from ..host.attention.attention_modules import attention_layers
 from ..host.attention.projections import attention_projections
 from ..host.lora_targets import base_name, targets
 from ..host.text_encoding import encode
@@ -52,8 +53,8 @@ def layers_of(patcher: ModelPatcher, words: str, people: People) -> dict[str, nn
 
     ``words``: comma-separated; every layer with one of them in its name. Empty: queries and values
     of attention, where these have names of their own; else what makes queries, keys and values,
-    found by evaluating the MODEL on the first of the people's images. Raises ValueError where a
-    MODEL has none.
+    found by evaluating the MODEL on the first of the people's images, or all of its attention
+    modules' where it hands no attention over. Raises ValueError where a MODEL has none.
     """
     linear = {
         name: layer
@@ -79,6 +80,9 @@ def _of_attention(
 ) -> list[str]:
     first = people.latents[0]
     found = attention_projections(patcher, people.conditions[0], {"samples": first})
+    if not found:
+        paths = attention_layers(patcher.model.diffusion_model)
+        found = [name for name in linear if name.removeprefix("diffusion_model.") in paths]
     known = targets(patcher.model, {canonical(name): "" for name in found if name in linear})
     names = [name for name in found if name in linear and canonical(name) in known]
     if not names:
@@ -96,11 +100,6 @@ def _endings(linear: Iterable[str]) -> str:
         for name in linear
     )
     return ", ".join(list(endings)[:_NAMED]) + (" and others" if len(endings) > _NAMED else "")
-
-
-def is_linear(layer: nn.Module) -> TypeGuard[nn.Linear]:
-    """ComfyUI's layers of mixed precision are linear, and no subclass of PyTorch's."""
-    return isinstance(layer, nn.Linear) or hasattr(layer, "in_features")
 
 
 def layout_of(patcher: ModelPatcher, layers: dict[str, nn.Linear], rank: int) -> tuple[Layout, str]:

@@ -17,6 +17,7 @@ from ..common.training.training_data import position_weights
 from ..common.training.training_evaluation import PreviewSampler
 from ..common.training.training_loss import PairObjective
 from ..host import lora_targets
+from ..host.attention.attention_modules import attention_layers, is_linear
 from ..host.compute import request_for_training
 from ..host.evaluate import sample_each
 from ..host.identity import model_digest
@@ -191,33 +192,6 @@ def from_pairs(
     )
 
 
-def attention_layers(network: nn.Module) -> set[str]:
-    """The paths of the linear layers by which a network attends.
-
-    Those of its attention modules. A block that knows its number of heads and holds no attention
-    module attends by layers of its own, as Flux's single-stream blocks do. HunyuanDiT's pool, which
-    makes one vector of a text, is none: its tensors have tokens before rows.
-    """
-    attentions = {path for path, module in network.named_modules() if _attends(path, module)}
-    paths = set()
-    for path, module in network.named_modules():
-        if not any(path.startswith(f"{attention}.") for attention in attentions):
-            continue
-        if learned_space_comfy.is_linear(module):
-            paths.add(path)
-    for path, block in network.named_modules():
-        heads = hasattr(block, "num_heads") or hasattr(block, "heads")
-        inside = any(f"{other}.".startswith(f"{path}.") for other in attentions)
-        around = any(path.startswith(f"{other}.") for other in attentions)
-        pools = type(block).__name__.endswith("Pool")
-        if not path or not heads or inside or around or pools:
-            continue
-        for name, layer in block.named_children():
-            if learned_space_comfy.is_linear(layer):
-                paths.add(f"{path}.{name}")
-    return paths
-
-
 def trained_layers(patcher: ModelPatcher, words: str) -> dict[str, nn.Linear]:
     """The linear layers that are trained, by their names in LoRA files.
 
@@ -229,7 +203,7 @@ def trained_layers(patcher: ModelPatcher, words: str) -> dict[str, nn.Linear]:
     found: dict[str, nn.Linear] = {}
     for name, layer in trainer.trainable_layers(patcher).items():
         _, network, path = name.partition("diffusion_model.")
-        if not network or not learned_space_comfy.is_linear(layer):
+        if not network or not is_linear(layer):
             continue
         if path in attention or any(word in name for word in requested):
             found[canonical(name)] = layer
@@ -243,13 +217,6 @@ def trained_layers(patcher: ModelPatcher, words: str) -> dict[str, nn.Linear]:
             )
         )
     return found
-
-
-def _attends(path: str, module: nn.Module) -> bool:
-    """Whether a module is one attention: it is named so, and holds linear layers."""
-    name = path.rpartition(".")[2].lower()
-    named = "attn" in name or "attention" in name or type(module).__name__.endswith("Attention")
-    return named and any(map(learned_space_comfy.is_linear, module.children()))
 
 
 @dataclass(kw_only=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -166,11 +167,12 @@ def invert(subject: Subject) -> str:
 
 def train_space(subject: Subject) -> str:
     """Default layers are trained, and a member of the space acts."""
+    import folder_paths
     from PIL import Image
 
     name = f"people_{subject.configuration.name}"
     for person in ("one", "two"):
-        folder = subject.base / "input" / name / person
+        folder = Path(folder_paths.get_input_directory()) / name / person
         folder.mkdir(parents=True, exist_ok=True)
         noise = Image.effect_noise((subject.side, subject.side), 40 + len(person))
         noise.convert("RGB").save(folder / "0.png")

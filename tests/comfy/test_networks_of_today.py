@@ -370,6 +370,16 @@ def test_neurons_weights_and_noise_of_a_video_with_sound(app, tmp_path, name, ce
         assert outcome[0] == "works", outcome
 
 
+@pytest.mark.parametrize("name", ["PixArtSigma", "HunyuanDiT", "LTXAV", "MiniMaxH3"])
+def test_a_space_is_trained_on_a_network_of_another_kind(app, tmp_path, name):
+    """Two that hand no attention over, a video alone, and a video beside silence."""
+    with torch.inference_mode():
+        subject = Subject(app, tmp_path, configured(name))
+        cell = matrix.cells(["W2WTrainSpace"])["W2WTrainSpace"]
+        outcome = worker.outcome(subject, cell)
+        assert outcome[0] == "works", outcome
+
+
 @torch.inference_mode()
 def test_the_first_step_of_an_image_has_a_sound_of_its_own(app, model):
     """Rows of noise are evaluated as each alone, and as ComfyUI's sampler does with that sound."""

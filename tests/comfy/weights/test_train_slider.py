@@ -211,7 +211,7 @@ def test_attention_of_every_transformer_is_found_and_has_names_in_files(app, nam
     learned = app.module("nodes.weights.learned_space_comfy")
     patcher = tiny_transformers.model(name)
     network = patcher.model.diffusion_model
-    paths = half.attention_layers(network)
+    paths = app.module("nodes.host.attention.attention_modules").attention_layers(network)
     blocks = {path.split(".")[0] for path in paths}
     lists = {
         path
