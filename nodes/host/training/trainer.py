@@ -103,7 +103,6 @@ class Session:
     ):
         model = guider.inner_model
         self._checkpointing = checkpointing
-        self._takes_batches = takes_batches(model)
         self._text = text
         self._guider = guider
         self._conditions = conditions
@@ -146,7 +145,7 @@ class Session:
         """How many of ``count`` latents of a shape (C, ...) fit in free memory, with what gradients
         keep unless they are evaluated without; at least 1, and 1 for a network that takes no more.
         """
-        if not self._takes_batches:
+        if not takes_batches(self._guider.inner_model):
             return 1
         free = comfy.model_management.get_free_memory(self.device)
         factor = _WITHOUT_GRADIENTS
@@ -184,7 +183,7 @@ class Session:
 
         def shared(images: Sequence[int]) -> dict[str, list[dict]] | None:
             """The conditions of images that can share an evaluation."""
-            if len(images) > 1 and not self._takes_batches:
+            if len(images) > 1 and not takes_batches(self._guider.inner_model):
                 return None
             conditions = {}
             for side, of_side in sides.items():
