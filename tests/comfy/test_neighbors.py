@@ -7,6 +7,7 @@ The stand-ins behave as the kinds of nodes that their names say; none is anybody
 import pytest
 import reduced
 import torch
+from context_windows import windows_over_images
 from robustness import call_reference
 from tapping import World
 
@@ -186,17 +187,10 @@ def test_stock_context_windows_over_a_batch(demo, before):
         demo.latent(4, seed=3),
         torch.rand(4, 128, 128, generator=torch.Generator().manual_seed(1)),
     )
-    given = {
-        "context_length": 2,
-        "context_overlap": 0,
-        "context_schedule": "standard_static",
-        "context_stride": 1,
-    }
-    given |= {"closed_loop": False, "fuse_method": "relative", "dim": 0}
 
     def sample(**changes):
         model = demo.model if before else steered(demo, **changes)
-        (model,) = demo.app.run("ContextWindowsManual", model=model, **given)
+        model = windows_over_images(demo.app, model, 2)
         return demo.sample(steered(demo, model=model, **changes) if before else model, latent)[
             "samples"
         ]

@@ -105,7 +105,7 @@ def test_a_hostile_shape_anywhere_is_drawn_or_one_sentence(shapes, answer, netwo
         key
         for key in own
         if key.endswith(("input_blocks.0.0.weight", "attn2.to_k.weight", "img_in.weight"))
-        or key.endswith(("out.2.weight", "txt_in.weight", "query_norm.scale"))
+        or key.endswith(("out.2.weight", "txt_in.weight", "query_norm.scale", "query_norm.weight"))
     ]
     assert len(telling) > 2
     for key in (*telling[:4], f"{PREFIX}further.weight"):

@@ -263,25 +263,43 @@ class _Start:
             return Difference(one.parts["diff"].float().clone())
         parts = adapter_parts(layer, one.parts, self._file.config)
         named = {name: value.float().clone() for name, value in parts.items()}
-        if "lokr_w2" in named:  # the trainer's product takes a kernel's window among the inputs
-            named["lokr_w2"] = named["lokr_w2"].flatten(1)
+        forms = [named]
+        if "lokr_w2" in named and named["lokr_w2"].ndim > 2:
+            # older trainers' product takes a kernel's window among the inputs
+            forms.append({**named, "lokr_w2": named["lokr_w2"].flatten(1)})
+        for form in forms:
+            function = self._trained(layer, one.kind, form)
+            if function is not None and _is_same(function, layer, weight, form):
+                return function
+        raise ValueError(_cannot(layer, one.kind))
+
+    def _trained(self, layer: str, kind: str, named: dict[str, torch.Tensor]) -> nn.Module | None:
+        """ComfyUI's adapter for training with these tensors; None where it trains no such kind."""
         tensors = {f"x.{name}": value for name, value in named.items()}
-        alpha = named.get(ALPHA)
-        for kind in adapters if one.kind in adapter_maps else ():
-            loaded = kind.load("x", tensors, _strength(one.kind, alpha, named), None, set())
-            if loaded is not None:
-                break
-        else:
-            raise ValueError(_cannot(layer, one.kind))
-        try:
-            function = loaded.to_train()
-            before = ComfyAdapters.of_weight(layer, weight).update(layer, named)
-            change = function(weight.detach().float().clone()).detach() - weight.detach().float()
-        except (ValueError, RuntimeError, TypeError, AttributeError):
-            raise ValueError(_cannot(layer, one.kind)) from None
-        if float((change - before.to(change)).norm()) > _SAME_UPDATE * float(before.norm()):
-            raise ValueError(_cannot(layer, one.kind))
-        return function
+        strength = _strength(kind, named.get(ALPHA), named)
+        for adapter in adapters if kind in adapter_maps else ():
+            loaded = adapter.load("x", tensors, strength, None, set())
+            if loaded is None:
+                continue
+            try:
+                return loaded.to_train()
+            except (ValueError, RuntimeError, TypeError, AttributeError):
+                return None
+        return None
+
+
+def _is_same(
+    function: nn.Module, layer: str, weight: torch.Tensor, named: dict[str, torch.Tensor]
+) -> bool:
+    """Whether an adapter for training changes a weight as the file's tensors do."""
+    start = weight.detach().float()
+    try:
+        before = ComfyAdapters.of_weight(layer, weight).update(layer, named)
+        change = function(start.clone()).detach() - start
+        error = float((change - before.to(change)).norm())
+    except (ValueError, RuntimeError, TypeError, AttributeError):
+        return False
+    return error <= _SAME_UPDATE * float(before.norm())
 
 
 def _cannot(layer: str, kind: str) -> str:

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from context_windows import windows_over_images
 from tapping import hooks_left
 
 FIRST, SECOND, OTHER = "portrait of zorvex quill", "portrait of mirella thrum", "portrait, smiling"
@@ -250,16 +251,9 @@ def test_a_prompt_encoded_on_another_device_keeps_its_mask(world):
 
 def test_windows_over_images_with_a_prompt_each_are_refused(world):
     """Stock context windows of one image each: a row does not say of which image it is."""
-    given = {
-        "context_length": 1,
-        "context_overlap": 0,
-        "context_schedule": "standard_static",
-        "context_stride": 1,
-    }
-    given |= {"closed_loop": False, "fuse_method": "relative", "dim": 0}
     texts = torch.cat([world.texts[text][0][0] for text in (SECOND, FIRST, OTHER)])
     own = world.masked(world.union, masked_prompts="own")
-    windows = world.app.run("ContextWindowsManual", model=own, **given)[0]
+    windows = windows_over_images(world.app, own, 1)
 
     def sample(
         model,

@@ -426,6 +426,7 @@ _RENAMED = {"training_dtype": "precision", "lora_dtype": "lora_precision"}
 _CORES_OWN = {
     "bucket_mode": "batches are always of one size here",
     "bypass_mode": "not needed: quantized weights are trained on as they are",
+    "checkpoint_depth": "not here: the network's blocks are computed again",
     "offloading": "not here: the whole model is loaded",
     "quantized_backward": "not here: gradients go through the true numbers",
 }
