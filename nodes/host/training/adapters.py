@@ -268,24 +268,25 @@ class _Start:
             # older trainers' product takes a kernel's window among the inputs
             forms.append({**named, "lokr_w2": named["lokr_w2"].flatten(1)})
         for form in forms:
-            function = self._trained(layer, one.kind, form)
+            function = _for_training(one.kind, form)
             if function is not None and _is_same(function, layer, weight, form):
                 return function
         raise ValueError(_cannot(layer, one.kind))
 
-    def _trained(self, layer: str, kind: str, named: dict[str, torch.Tensor]) -> nn.Module | None:
-        """ComfyUI's adapter for training with these tensors; None where it trains no such kind."""
-        tensors = {f"x.{name}": value for name, value in named.items()}
-        strength = _strength(kind, named.get(ALPHA), named)
-        for adapter in adapters if kind in adapter_maps else ():
-            loaded = adapter.load("x", tensors, strength, None, set())
-            if loaded is None:
-                continue
-            try:
-                return loaded.to_train()
-            except (ValueError, RuntimeError, TypeError, AttributeError):
-                return None
-        return None
+
+def _for_training(kind: str, named: dict[str, torch.Tensor]) -> nn.Module | None:
+    """ComfyUI's adapter for training with these tensors; None where it trains no such kind."""
+    tensors = {f"x.{name}": value for name, value in named.items()}
+    strength = _strength(kind, named.get(ALPHA), named)
+    for adapter in adapters if kind in adapter_maps else ():
+        loaded = adapter.load("x", tensors, strength, None, set())
+        if loaded is None:
+            continue
+        try:
+            return loaded.to_train()
+        except (ValueError, RuntimeError, TypeError, AttributeError):
+            return None
+    return None
 
 
 def _is_same(
