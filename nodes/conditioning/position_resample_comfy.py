@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import comfy.ldm.modules.diffusionmodules.mmdit
 import torch
@@ -28,6 +28,8 @@ _TABLE = comfy.ldm.modules.diffusionmodules.mmdit.MMDiT
 _OBJECT = "diffusion_model.cropped_pos_embed"
 _EMBEDDER = "EmbedND"  # networks of other makers have classes of this name of their own
 _AXES = (3, 4)  # frame or index, rows, columns, and in FLUX.2 the text's
+_GRID = "VideoRopePosition3DEmb"  # of Cosmos-Predict2 and Anima: frames, rows, columns of a grid
+_GRID_THETA = 10000.0
 
 
 class Kind(Enum):
@@ -195,12 +197,14 @@ def rotated(patcher: ModelPatcher, rotate: Rotate) -> ModelPatcher:
         sides = [side * pixels for side in x_in.shape[-2:]]
 
         def replaced(module: Any, args: tuple, output: Any) -> torch.Tensor:
-            parts = list(output.split([width // 2 for width in module.axes_dim], dim=-3))
-            for axis, side in zip((1, 2), sides, strict=True):
+            made = _of_grid if type(module).__name__ == _GRID else _of_positions
+            channels, rows, columns = made(module, args[0])
+            parts = list(output.split([count // 2 for count in channels], dim=-3))
+            for axis, (turning, side) in enumerate(zip((rows, columns), sides, strict=True), 1):
                 turned = rotate(
-                    args[0][..., axis],
-                    module.axes_dim[axis],
-                    theta=float(module.theta),
+                    turning.positions,
+                    channels[axis],
+                    theta=turning.theta,
                     side=side,
                     noise=noise,
                 )
@@ -222,11 +226,41 @@ def rotated(patcher: ModelPatcher, rotate: Rotate) -> ModelPatcher:
     return clone
 
 
+class _Axis(NamedTuple):
+    """What an embedder turns on one axis: positions (B, tokens), at frequencies of ``theta``."""
+
+    positions: torch.Tensor
+    theta: float
+
+
+def _of_positions(module: Any, positions: torch.Tensor) -> tuple[list[int], _Axis, _Axis]:
+    """The channels of each axis, and the rows and columns, of EmbedND for positions (B, tokens,
+    axes).
+    """
+    theta = float(module.theta)
+    rows, columns = (_Axis(positions[..., axis], theta) for axis in (1, 2))
+    return list(module.axes_dim), rows, columns
+
+
+def _of_grid(module: Any, features: torch.Tensor) -> tuple[list[int], _Axis, _Axis]:
+    """The same of an embedder that turns the whole grid of features (B, frames, H, W, C)."""
+    frames, height, width = features.shape[1:4]
+    tokens = torch.arange(frames * height * width, device=features.device)[None]
+    rows = _Axis((tokens // width % height).float(), _GRID_THETA * module.h_ntk_factor)
+    columns = _Axis((tokens % width).float(), _GRID_THETA * module.w_ntk_factor)
+    spatial = 2 * len(module.dim_spatial_range)
+    return [2 * len(module.dim_temporal_range), spatial, spatial], rows, columns
+
+
 def _embedders(network: nn.Module) -> list[Any]:
     """What turns positions on three or four axes into rotations in a network."""
     embedders: list[Any] = [
         module
         for module in network.modules()
-        if isinstance(module, EmbedND) or type(module).__name__ == _EMBEDDER
+        if isinstance(module, EmbedND) or type(module).__name__ in (_EMBEDDER, _GRID)
     ]
-    return [module for module in embedders if len(module.axes_dim) in _AXES]
+    return [
+        module
+        for module in embedders
+        if type(module).__name__ == _GRID or len(module.axes_dim) in _AXES
+    ]

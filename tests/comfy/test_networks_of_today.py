@@ -458,3 +458,33 @@ def test_seeds_of_videos_are_scouted_as_one_by_one(app, tmp_path, name):
         frames = subject.vae.decode(video).reshape(-1, *images.shape[1:])
         torch.testing.assert_close(images[0], frames[len(frames) // 2], rtol=1e-4, atol=1e-4)
         assert all(f"{seed}" in report for seed in seeds)
+
+
+@pytest.mark.parametrize("name", ["CosmosPredict2", "Anima"])
+@torch.inference_mode()
+def test_positions_of_a_grid_are_those_of_the_network(app, tmp_path, name):
+    """Rows and columns of a larger, non-square image, turned in float64 by the formula of rotary
+    positions, give stock's result; exchanged they do not.
+    """
+    positions_of = app.module("nodes.conditioning.position_resample_comfy")
+    subject = Subject(app, tmp_path, configured(name))
+    samples = torch.randn(1, 16, 1, 12, 20, generator=torch.Generator().manual_seed(3))
+    pixels = app.module("nodes.host.latent_shapes").pixels_a_position(subject.model)
+    seen = []
+
+    def turned(factor: float):
+        def rotate(positions, channels, *, theta, side, noise):
+            seen.append((int(positions.max()) + 1, side))
+            powers = -torch.arange(0, channels, 2, dtype=torch.float64) / channels
+            angles = factor * positions.double()[..., None] * theta**powers
+            cosine, sine = angles.cos(), angles.sin()
+            return torch.stack([cosine, -sine, sine, cosine], dim=-1).unflatten(-1, (2, 2))
+
+        return positions_of.rotated(subject.model, rotate)
+
+    stock = subject.sample(subject.model, {"samples": samples})
+    same = subject.sample(turned(1.0), {"samples": samples})
+    torch.testing.assert_close(same, stock, rtol=1e-4, atol=1e-4)
+    assert set(seen) == {(6, 12 * pixels), (10, 20 * pixels)}
+    other = subject.sample(turned(0.5), {"samples": samples})
+    assert float((other - stock).abs().max()) > 1e-2
