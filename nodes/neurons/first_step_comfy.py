@@ -61,8 +61,8 @@ def latent_shape(patcher: ModelPatcher, width: int, height: int) -> tuple[int, .
         )
     side = pixels_a_position(patcher)
     frames = (1,) * (dimensions - 2)
-    shape = latent_format.latent_channels, *frames, height // side, width // side
-    empty = matching_channels(torch.zeros(1, *shape), patcher)
+    shape = (1, latent_format.latent_channels, *frames, height // side, width // side)
+    empty = matching_channels(torch.zeros(shape), patcher)
     return tuple(split(empty)[0].shape[1:])
 
 
@@ -295,7 +295,10 @@ class _Work(comfy.samplers.Sampler):
         denoise_mask: torch.Tensor | None = None,
         disable_pbar: bool = False,
     ) -> torch.Tensor:
-        self.result = self._work(FirstStep(model_wrap, sigmas[0], noise, extra_args, self._sounds))
+        step = FirstStep(
+            model_wrap, sigmas[0], like=noise, extra_args=extra_args, sounds=self._sounds
+        )
+        self.result = self._work(step)
         return noise
 
 

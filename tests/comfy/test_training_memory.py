@@ -57,6 +57,7 @@ def session_of(app, monkeypatch):
         "memory_usage_shape_process": {},
     }
     about |= {"manual_cast_dtype": None, "get_dtype": lambda: torch.bfloat16}
+    about |= {"get_dtype_inference": lambda: torch.bfloat16}  # of newer ComfyUI
     model = types.SimpleNamespace(**about)
     model.memory_required = types.MethodType(comfy.model_base.BaseModel.memory_required, model)
 

@@ -279,7 +279,7 @@ def _for_training(kind: str, named: dict[str, torch.Tensor]) -> nn.Module | None
     tensors = {f"x.{name}": value for name, value in named.items()}
     strength = _strength(kind, named.get(ALPHA), named)
     for adapter in adapters if kind in adapter_maps else ():
-        loaded = adapter.load("x", tensors, strength, None, set())
+        loaded = adapter.load("x", tensors, strength, dora_scale=None, loaded_keys=set())
         if loaded is None:
             continue
         try:
