@@ -52,7 +52,8 @@ def decoded_images(
             read(samples)
         frames = vae.decode(split(samples)[0])
         frames = frames.reshape(len(part), -1, *frames.shape[-3:])
-        decoded.append(frames[:, frames.shape[1] // 2, :, :, :3])
+        middle = frames[:, frames.shape[1] // 2, :, :, :3]
+        decoded.append(middle.clone())  # a view would hold the whole video
         progress.show(begin + len(part), decoded[-1])
     return torch.cat(decoded)
 

@@ -320,8 +320,8 @@ def rows_in_call(values: torch.Tensor, count: int) -> torch.Tensor:
     """
     if count % len(values) and _subset is None:
         raise ValueError(
-            f"A layer that is trained sees {count} rows for {len(values)} images, and it is not "
-            "known which is whose: name others in layers."
+            f"A layer of the network has {count} rows for {len(values)} images, and it is unknown "
+            "which are whose: name other layers."
         )
     if _subset is None:
         return values.repeat(count // len(values))

@@ -21,7 +21,7 @@ from comfy.patcher_extension import WrappersMP
 from comfy.weight_adapter import WeightAdapterBase
 from torch import nn
 
-from ..common.network_call import POSITIVE, TILED, Call, evaluated_again, for_autograd
+from ..common.network_call import POSITIVE, TILED, Call, for_autograd, rows_in_call
 from ..common.resume import digest
 from ..host.evaluate import evaluating, levels_of
 from ..host.hooks import Receivers, forward_hooks, hook_calls
@@ -289,10 +289,7 @@ def _for_rows(factor: torch.Tensor, count: int, call: Call | None) -> torch.Tens
         return factor[None]
     if call is not None:
         call.require(count)
-    subset = evaluated_again()
-    if subset is None:
-        return factor.repeat(count // len(factor), 1)
-    return subset.select(factor.repeat(subset.of // len(factor), 1))
+    return factor[rows_in_call(torch.arange(len(factor), device=factor.device), count)]
 
 
 def _scaling(factor: torch.Tensor, call: Call | None) -> Callable:

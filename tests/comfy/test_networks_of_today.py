@@ -370,6 +370,72 @@ def test_neurons_weights_and_noise_of_a_video_with_sound(app, tmp_path, name, ce
         assert outcome[0] == "works", outcome
 
 
+@torch.inference_mode()
+def test_a_slider_reaches_the_layers_that_read_a_text_in_one_row(app, tmp_path):
+    """PixArt lays the texts of a batch behind each other. Strengths that differ between rows act as
+    the LoRA of each strength does.
+    """
+    subject = Subject(app, tmp_path, configured("PixArtSigma"))
+    half = app.module("nodes.weights.slider_training_comfy")
+    learned = app.module("nodes.weights.learned_space_comfy")
+    training = app.module("nodes.weights.slider_training")
+    trainer = app.module("nodes.host.training.trainer")
+    layers = half.trained_layers(subject.model, "kv_linear")
+    layout, _ = learned.layout_of(subject.model, layers, 2)
+    factors = training.SliderFactors(layout, 1, 3)
+    generator = torch.Generator().manual_seed(5)
+    factors.flat.data = 0.3 * torch.randn(factors.flat.shape, generator=generator)
+    noise = torch.randn(2, *subject.latent["samples"].shape[1:], generator=generator)
+    strengths = (0.5, -1.0)
+
+    def work(session):
+        sigmas = torch.full((1,), 0.7)
+        answers = []
+        with torch.no_grad():
+            together = session.rows_at_once(2, noise.shape[1:])
+            for first in range(0, 2, together):
+                some = slice(first, first + together)
+                factors.select([0] * len(noise[some]), strengths[some])
+                rows = [0] * len(noise[some])
+                answers.append(session.denoised(noise[some], sigmas.expand(len(rows)), rows))
+            factors.off()
+            stock = session.denoised(noise[:1], sigmas, [0])
+        return torch.cat(answers), stock
+
+    def answered(patcher):
+        return trainer.run(
+            patcher,
+            {},
+            [subject.latent["samples"]],
+            [subject.positive],
+            work,
+            dtype=torch.float32,
+        )
+
+    with learned.changed(layers, factors):
+        both, stock = answered(subject.model)
+    lora = half._lora(subject.model, factors, 0)
+    for row, strength in enumerate(strengths):
+        loaded = comfy_lora(subject.model, lora, strength)
+        alone = trainer.run(
+            loaded,
+            {},
+            [subject.latent["samples"]],
+            [subject.positive],
+            lambda session, row=row: session.denoised(noise[[row]], torch.full((1,), 0.7), [0]),
+            dtype=torch.float32,
+        )
+        torch.testing.assert_close(both[[row]], alone.detach(), rtol=1e-4, atol=1e-4)
+    assert float((both[:1] - stock).abs().max()) > 1e-3
+
+
+def comfy_lora(model, lora, strength: float):
+    """A MODEL with a LoRA as Load LoRA loads it."""
+    import comfy.sd
+
+    return comfy.sd.load_lora_for_models(model, None, lora, strength, 0.0)[0]
+
+
 @pytest.mark.parametrize("name", ["PixArtSigma", "HunyuanDiT", "LTXAV", "MiniMaxH3"])
 def test_a_space_is_trained_on_a_network_of_another_kind(app, tmp_path, name):
     """Two that hand no attention over, a video alone, and a video beside silence."""

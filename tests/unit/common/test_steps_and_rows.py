@@ -84,5 +84,5 @@ def test_rows_that_are_evaluated_again_are_found_by_their_numbers():
     assert network_call.evaluated_again() is None
     assert network_call.rows_in_call(torch.tensor([7, 8, 9]), 6).tolist() == [7, 8, 9, 7, 8, 9]
     for other in (1, 7):  # texts of a batch in one row (PixArt), tokens before rows (HunyuanDiT)
-        with pytest.raises(ValueError, match="name others in layers"):
+        with pytest.raises(ValueError, match="name other layers"):
             network_call.rows_in_call(torch.tensor([7, 8, 9]), other)
