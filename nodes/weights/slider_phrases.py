@@ -59,7 +59,7 @@ def parse_sliders(increase: str, decrease: str) -> list[SliderPhrases]:
         )
     if len(second) > len(first) or not all(first):
         raise ValueError(
-            f"increase has {sum(map(bool, first))} phrases and decrease has {len(second)} lines: "
+            f"Phrases in increase: {sum(map(bool, first))}, lines in decrease: {len(second)}: "
             "write one slider a line, and both phrases of a slider in the same line."
         )
     pairs = zip_longest(first, second, fillvalue="")

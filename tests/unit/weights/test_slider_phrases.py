@@ -29,8 +29,8 @@ def test_one_slider_a_line():
     [
         ("", "young", "There is no phrase"),
         (" \n ", "", "There is no phrase"),
-        ("old", "young\nshaven", "increase has 1 phrases and decrease has 2 lines"),
-        ("old\n\nbeard", "young\nshaven\nbald", "increase has 2 phrases"),
+        ("old", "young\nshaven", "Phrases in increase: 1, lines in decrease: 2"),
+        ("old\n\nbeard", "young\nshaven\nbald", "Phrases in increase: 2"),
     ],
 )
 def test_phrases_that_are_no_sliders_get_a_sentence(increase, decrease, message):
