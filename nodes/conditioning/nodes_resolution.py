@@ -15,7 +15,7 @@ from ..host.schema import CONDITIONING, float_input, int_input, scheduler_input,
 from . import noise_rescale_comfy
 from .noise_rescale_comfy import SAMPLER_ONLY
 from .position_resample import Alignment, PositionSettings, describe_positions, resample_table
-from .rotary_scaling import RotaryMethod, RotarySettings, describe_rotary, rotate
+from .rotary_scaling import RotaryMethod, RotarySettings, describe_rotary, lowered
 
 if TYPE_CHECKING:
     import torch
@@ -357,11 +357,10 @@ def _with_table(model: ModelPatcher, settings: PositionSettings) -> tuple[ModelP
 
 def _with_rotary(model: ModelPatcher, settings: RotarySettings) -> tuple[ModelPatcher, str]:
     """A MODEL with rotary positions scaled, and what is changed."""
-    from . import position_resample_comfy
+    from . import rotary_positions_comfy
 
-    return position_resample_comfy.rotated(
-        model, functools.partial(rotate, settings)
-    ), describe_rotary(settings)
+    moved = rotary_positions_comfy.rotated(model, functools.partial(lowered, settings))
+    return moved, describe_rotary(settings)
 
 
 def _with_features(model: ModelPatcher, base: int, end_percent: float) -> tuple[ModelPatcher, str]:

@@ -1,35 +1,29 @@
-"""Positions in diffusion transformers and in their ControlNets: SD3's table, and rotary ones."""
+"""The table of positions of SD3 and of its ControlNets, and which positions a MODEL has."""
 
 from __future__ import annotations
 
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any
 
 import comfy.ldm.modules.diffusionmodules.mmdit
 import torch
-from comfy.ldm.flux.layers import EmbedND
 from comfy.ldm.modules.diffusionmodules.openaimodel import UNetModel
 from comfy.patcher_extension import WrappersMP
-from torch import nn
 
 from ..host import hooks
-from ..host.evaluate import evaluating, levels_of, name_of
-from ..host.latent_shapes import pixels_a_position
-from . import noise_rescale_comfy
+from ..host.evaluate import name_of
+from . import rotary_positions_comfy
 
 if TYPE_CHECKING:
     from ..host.socket_types import BaseModel, ModelPatcher, WrapperExecutor
 
 _TABLE = comfy.ldm.modules.diffusionmodules.mmdit.MMDiT
 _OBJECT = "diffusion_model.cropped_pos_embed"
-_EMBEDDER = "EmbedND"  # networks of other makers have classes of this name of their own
-_AXES = (3, 4)  # frame or index, rows, columns, and in FLUX.2 the text's
-_GRID = "VideoRopePosition3DEmb"  # of Cosmos-Predict2 and Anima: frames, rows, columns of a grid
-_GRID_THETA = 10000.0
+_BY_AREA = ("MiniMaxH3Model",)
 
 
 class Kind(Enum):
@@ -47,17 +41,6 @@ class Kind(Enum):
 Resample = Callable[[torch.Tensor, int, int], torch.Tensor | None]
 
 
-class Rotate(Protocol):
-    """Makes the rotations of one axis."""
-
-    def __call__(
-        self, positions: torch.Tensor, channels: int, *, theta: float, side: int, noise: float
-    ) -> torch.Tensor | None:
-        """Rotations (B, tokens, channels / 2, 2, 2) of positions (B, tokens), or None to keep
-        stock's; ``side``: pixels along the axis, ``noise``: the fraction of noise.
-        """
-
-
 def kind_of(patcher: ModelPatcher) -> Kind:
     """How a MODEL can be made to generate larger images; raises ValueError for those that fit by
     themselves.
@@ -67,8 +50,13 @@ def kind_of(patcher: ModelPatcher) -> Kind:
         return Kind.TABLE
     if isinstance(network, UNetModel):
         return Kind.FEATURES
-    if _embedders(network):
+    if rotary_positions_comfy.sources(network):
         return Kind.ROTARY
+    if type(network).__name__ in _BY_AREA:
+        raise ValueError(
+            f"{name_of(patcher.model)} measures positions in units of the image's own area: they "
+            "stay in the trained range at any size, so this node has nothing to scale."
+        )
     raise ValueError(
         f"{name_of(patcher.model)} has no positions that this node can scale: connect a U-Net such "
         "as SDXL, SD3, or a model with rotary positions such as FLUX.2, Qwen-Image or Z-Image."
@@ -86,15 +74,10 @@ def resampled(patcher: ModelPatcher, resample: Resample) -> ModelPatcher:
     inner = hooks.method_of(patcher, _OBJECT)
     clone.add_object_patch(_OBJECT, _positions(network, inner, resample))
     key = f"glassbox_positions_{uuid.uuid4().hex}"
-    _refuse_compiled(patcher, clone, key)
-    clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, key, _with_controlnets(resample))
-    return clone
-
-
-def _refuse_compiled(patcher: ModelPatcher, clone: ModelPatcher, key: str) -> None:
-    """Positions that a graph was compiled with stay in it."""
     hooks.refuse_compiled(patcher)
     hooks.refuse_compiled_runs(clone, key)
+    clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, key, _with_controlnets(resample))
+    return clone
 
 
 def stored_table(patcher: ModelPatcher) -> torch.Tensor:
@@ -133,26 +116,13 @@ def _with_controlnets(resample: Resample) -> Callable:
     ) -> Any:
         tables = [
             network
-            for network in _control_networks(conds)
+            for network in rotary_positions_comfy.control_networks(conds)
             if isinstance(network, _TABLE) and network.pos_embed is not None
         ]
         with _patched(tables, resample):
             return executor(model, conds, x_in, timestep, model_options)
 
     return wrapper
-
-
-def _control_networks(conds: list) -> list:
-    """The networks of all ControlNets of a call, each once."""
-    found = {}
-    for entry in (entry for group in conds if group for entry in group):
-        control = entry.get("control")
-        while control is not None:
-            network = getattr(control, "control_model", None)
-            if network is not None:
-                found[id(network)] = network
-            control = control.previous_controlnet
-    return list(found.values())
 
 
 @contextmanager
@@ -172,95 +142,3 @@ def _patched(networks: list, resample: Resample) -> Iterator[None]:
             del network.cropped_pos_embed
             if before is not None:
                 network.cropped_pos_embed = before
-
-
-def rotated(patcher: ModelPatcher, rotate: Rotate) -> ModelPatcher:
-    """A clone of a MODEL that takes the rotations of rows and columns from ``rotate``, and its
-    ControlNets with it.
-
-    Where ``rotate`` returns None an axis keeps stock's rotations, bit for bit. Raises ValueError
-    for a compiled MODEL.
-    """
-    clone = patcher.clone()
-    key = f"glassbox_rotary_{uuid.uuid4().hex}"
-    _refuse_compiled(patcher, clone, key)
-    pixels = pixels_a_position(patcher)
-
-    def call(
-        executor: WrapperExecutor,
-        model: BaseModel,
-        conds: list,
-        x_in: torch.Tensor,
-        timestep: torch.Tensor,
-        model_options: dict,
-    ) -> Any:
-        sides = [side * pixels for side in x_in.shape[-2:]]
-
-        def replaced(module: Any, args: tuple, output: Any) -> torch.Tensor:
-            made = _of_grid if type(module).__name__ == _GRID else _of_positions
-            channels, rows, columns = made(module, args[0])
-            parts = list(output.split([count // 2 for count in channels], dim=-3))
-            for axis, (turning, side) in enumerate(zip((rows, columns), sides, strict=True), 1):
-                turned = rotate(
-                    turning.positions,
-                    channels[axis],
-                    theta=turning.theta,
-                    side=side,
-                    noise=noise,
-                )
-                if turned is not None:
-                    parts[axis] = turned.to(output).view_as(parts[axis])
-            return torch.cat(parts, dim=-3)
-
-        with ExitStack() as stack:
-            stack.enter_context(evaluating(timestep))
-            noise = noise_rescale_comfy.noise_fraction(
-                model.model_sampling, max(levels_of(timestep))
-            )
-            for network in (model.diffusion_model, *_control_networks(conds)):
-                for embedder in _embedders(network):
-                    stack.callback(embedder.register_forward_hook(replaced).remove)
-            return executor(model, conds, x_in, timestep, model_options)
-
-    clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, key, call)
-    return clone
-
-
-class _Axis(NamedTuple):
-    """What an embedder turns on one axis: positions (B, tokens), at frequencies of ``theta``."""
-
-    positions: torch.Tensor
-    theta: float
-
-
-def _of_positions(module: Any, positions: torch.Tensor) -> tuple[list[int], _Axis, _Axis]:
-    """The channels of each axis, and the rows and columns, of EmbedND for positions (B, tokens,
-    axes).
-    """
-    theta = float(module.theta)
-    rows, columns = (_Axis(positions[..., axis], theta) for axis in (1, 2))
-    return list(module.axes_dim), rows, columns
-
-
-def _of_grid(module: Any, features: torch.Tensor) -> tuple[list[int], _Axis, _Axis]:
-    """The same of an embedder that turns the whole grid of features (B, frames, H, W, C)."""
-    frames, height, width = features.shape[1:4]
-    tokens = torch.arange(frames * height * width, device=features.device)[None]
-    rows = _Axis((tokens // width % height).float(), _GRID_THETA * module.h_ntk_factor)
-    columns = _Axis((tokens % width).float(), _GRID_THETA * module.w_ntk_factor)
-    spatial = 2 * len(module.dim_spatial_range)
-    return [2 * len(module.dim_temporal_range), spatial, spatial], rows, columns
-
-
-def _embedders(network: nn.Module) -> list[Any]:
-    """What turns positions on three or four axes into rotations in a network."""
-    embedders: list[Any] = [
-        module
-        for module in network.modules()
-        if isinstance(module, EmbedND) or type(module).__name__ in (_EMBEDDER, _GRID)
-    ]
-    return [
-        module
-        for module in embedders
-        if type(module).__name__ == _GRID or len(module.axes_dim) in _AXES
-    ]

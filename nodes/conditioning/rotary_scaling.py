@@ -15,9 +15,6 @@ from enum import StrEnum
 
 import torch
 
-#: Pixels a side of a token in Flux, Qwen-Image, Lumina 2 and Z-Image: patches of 2 x 2 of a latent
-#: of an eighth.
-_TOKEN = 16
 #: Turns over the trained length below which YaRN interpolates fully, and above which not at all
 #: (arXiv 2309.00071).
 _FEWEST_TURNS = 1.0
@@ -51,7 +48,7 @@ class RotarySettings:
 
 
 def lower_frequencies(
-    frequencies: torch.Tensor, factor: float, settings: RotarySettings
+    frequencies: torch.Tensor, factor: float, settings: RotarySettings, unit: float
 ) -> torch.Tensor:
     """The frequencies θ (D / 2,) of one axis, from the fastest to the slowest, lowered for a factor
     s.
@@ -59,7 +56,8 @@ def lower_frequencies(
     `interpolation` θ / s; `ntk` θ_d / s^(2d / (D - 2)), which keeps the fastest and divides the
     slowest by s: the base is then base s^(D / (D - 2)); `by_parts` r θ + (1 - r) θ / s, with r from
     0 to 1 as the turns over the trained length, length θ / 2π, go from 1 to 32 (NTK-by-parts of
-    YaRN). A factor of 1 changes nothing in any of them.
+    YaRN), where the trained length is `base` / `unit` and `unit` the pixels that one step of the
+    positions stands for. A factor of 1 changes nothing in any of them.
     """
     match RotaryMethod(settings.method):
         case RotaryMethod.INTERPOLATION:
@@ -69,31 +67,23 @@ def lower_frequencies(
                 0, 1, len(frequencies), dtype=frequencies.dtype, device=frequencies.device
             )
             return frequencies / factor**place
-    turns = settings.base / _TOKEN * frequencies / (2 * math.pi)
+    turns = settings.base / unit * frequencies / (2 * math.pi)
     kept = ((turns - _FEWEST_TURNS) / (_MOST_TURNS - _FEWEST_TURNS)).clamp(0, 1)
     return kept * frequencies + (1 - kept) * frequencies / factor
 
 
-def rotate(
-    settings: RotarySettings,
-    positions: torch.Tensor,
-    channels: int,
-    theta: float,
-    side: int,
-    noise: float,
+def lowered(
+    settings: RotarySettings, frequencies: torch.Tensor, *, side: int, noise: float, unit: float
 ) -> torch.Tensor | None:
-    """Rotation matrices (..., channels / 2, 2, 2) float32 [[cos, -sin], [sin, cos]] of positions on
-    one axis.
-
-    The frequencies of training are theta^(-2d / channels); None where they stay as they are.
+    """The frequencies (D / 2,) of an axis of `side` pixels at a fraction of noise, fastest first;
+    None where they stay as they are.
     """
     factor = settings.factor(side, noise)
-    if factor == 1:
-        return None
-    steps = torch.arange(0, channels, 2, dtype=torch.float64, device=positions.device)
-    angles = positions.double()[..., None] * lower_frequencies(
-        theta ** -(steps / channels), factor, settings
-    )
+    return None if factor == 1 else lower_frequencies(frequencies, factor, settings, unit)
+
+
+def rotations(angles: torch.Tensor) -> torch.Tensor:
+    """Rotation matrices (..., 2, 2) float32 [[cos, -sin], [sin, cos]] of angles (...)."""
     cosine = angles.cos()
     sine = angles.sin()
     return torch.stack([cosine, -sine, sine, cosine], dim=-1).unflatten(-1, (2, 2)).float()

@@ -45,7 +45,7 @@ def test_exponent_zero_holds_the_factor_over_the_run():
 
 
 def test_ntk_is_a_larger_base():
-    lowered = rotary_scaling.lower_frequencies(frequencies(), 3.0, settings())
+    lowered = rotary_scaling.lower_frequencies(frequencies(), 3.0, settings(), 16)
     assert torch.allclose(lowered, frequencies(THETA * 3 ** (WIDTH / (WIDTH - 2))), rtol=1e-12)
     assert lowered[0] == frequencies()[0] and float(
         frequencies()[-1] / lowered[-1]
@@ -54,7 +54,9 @@ def test_ntk_is_a_larger_base():
 
 def test_by_parts_keeps_what_turns_often_and_interpolates_what_turns_less_than_once():
     base = 16 * 4096  # 4096 tokens: the fastest pair turns 652 times
-    lowered = rotary_scaling.lower_frequencies(frequencies(), 2.0, settings("by_parts", base=base))
+    lowered = rotary_scaling.lower_frequencies(
+        frequencies(), 2.0, settings("by_parts", base=base), 16
+    )
     turns, ratio = 4096 * frequencies() / (2 * math.pi), frequencies() / lowered
     assert torch.equal(lowered[turns >= 32], frequencies()[turns >= 32])
     assert torch.allclose(ratio[turns <= 1], torch.full((), 2.0, dtype=torch.float64))
@@ -66,9 +68,10 @@ def test_by_parts_keeps_what_turns_often_and_interpolates_what_turns_less_than_o
 
 
 def test_interpolation_is_finer_positions():
-    halved = rotary_scaling.rotate(
-        settings("interpolation", 1.0, 0.0), POSITIONS, WIDTH, THETA, 2048, 0.3
+    lowered = rotary_scaling.lowered(
+        settings("interpolation", 1.0, 0.0), frequencies(), side=2048, noise=0.3, unit=16
     )
+    halved = rotary_scaling.rotations(POSITIONS.double()[..., None] * lowered)
     angles = (POSITIONS.double() / 2)[..., None] * frequencies()
     wanted = torch.stack([angles.cos(), -angles.sin(), angles.sin(), angles.cos()], -1).reshape(
         1, 128, 28, 2, 2
@@ -83,9 +86,9 @@ def test_nothing_changes_up_to_the_base_at_strength_zero_and_at_clean_data(metho
         (settings(method, 0.0), 2048, 1.0),
         (settings(method), 2048, 0.0),
     ):
-        assert rotary_scaling.rotate(given, POSITIONS, WIDTH, THETA, side, noise) is None
+        assert rotary_scaling.lowered(given, frequencies(), side=side, noise=noise, unit=16) is None
     assert torch.equal(
-        rotary_scaling.lower_frequencies(frequencies(), 1.0, settings(method)), frequencies()
+        rotary_scaling.lower_frequencies(frequencies(), 1.0, settings(method), 16), frequencies()
     )
 
 
