@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from .socket_types import CLIP
 
+_ANY_TEXT = "~"  # a token that few prompts begin with
 _CLIP_L_WIDTH = 768  # SD3's context keeps this room for CLIP-L when it is not loaded
 #: Which encoders lie beside each other in the channels, and which one after the other in the slots.
 _LAYOUTS = {
@@ -278,6 +279,9 @@ def read_prompt(clip: CLIP, text: str) -> Prompt:
     """A prompt beside its own tokens, for every tokenizer of ComfyUI."""
     by_encoder = clip.tokenize(text, return_word_ids=True)
     empty = clip.tokenize("", return_word_ids=True)
+    if not any(chunk for chunks in empty.values() for chunk in chunks):
+        # Lens renders no template around an empty prompt: it is seen around another one.
+        empty = clip.tokenize(_ANY_TEXT, return_word_ids=True)
     model = clip.cond_stage_model
     names = [next(iter(by_encoder))]
     if _T5 in by_encoder:

@@ -98,8 +98,11 @@ class LearnedUpdates:
         projection = self.projections[down].view(slot.down_shape)
         rows = rows_in_call(self.rows, len(x))
         ups = self._ups[:, up].view(-1, *slot.up_shape)[rows]
-        hidden = torch.nn.functional.linear(x, projection).view(len(x), -1, self.layout.rank)
-        return (self.layout.scale * torch.bmm(hidden, ups.mT)).view(*x.shape[:-1], -1)
+        # With all sizes named: an empty text, as Lens encodes one, has no tokens.
+        tokens = math.prod(x.shape[1:-1])
+        hidden = torch.nn.functional.linear(x, projection).view(len(x), tokens, self.layout.rank)
+        added = self.layout.scale * torch.bmm(hidden, ups.mT)
+        return added.view(*x.shape[:-1], ups.shape[1])
 
     @torch.no_grad()
     def sampled_code(self, generator: torch.Generator) -> torch.Tensor:

@@ -163,9 +163,10 @@ class SliderFactors:
         strengths = strengths.view(-1, *[1] * (x.ndim - 1))
         if len(self.flat) == 1:
             return functional.linear(strengths * functional.linear(x, down[0]), up[0])
-        tokens = x.reshape(len(x), -1, x.shape[-1])
+        # With all sizes named: an empty text, as Lens encodes one, has no tokens.
+        tokens = x.reshape(len(x), math.prod(x.shape[1:-1]), x.shape[-1])
         hidden = torch.bmm(tokens, down[sliders].mT)
-        return strengths * torch.bmm(hidden, up[sliders].mT).view(*x.shape[:-1], -1)
+        return strengths * torch.bmm(hidden, up[sliders].mT).view(*x.shape[:-1], up.shape[1])
 
     @torch.no_grad()
     def layers(self, slider: int) -> dict[str, Factors]:

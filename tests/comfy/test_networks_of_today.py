@@ -446,6 +446,56 @@ def test_a_space_is_trained_on_a_network_of_another_kind(app, tmp_path, name):
         assert outcome[0] == "works", outcome
 
 
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "W2WTrainSpace",
+        "TokenHeatMap",
+        "EditByWords",
+        "OptimizeNeuronMask (feed_forward)",
+        "MemorizationAudit",
+    ],
+)
+def test_a_text_in_float16_whose_empty_prompt_has_no_tokens(app, tmp_path, cell):
+    """Lens cuts a chat template away, and renders none around an empty prompt."""
+    with torch.inference_mode():
+        subject = Subject(app, tmp_path, configured("Lens"))
+        assert subject.negative[0][0].shape[1] == 0
+        outcome = worker.outcome(subject, matrix.cells([cell])[cell])
+        assert outcome[0] == "works", outcome
+
+
+@torch.inference_mode()
+def test_texts_in_float16_are_trained_in_bf16(app, model):
+    """Autocast joins no rows of two 16-bit types; the answers are those of the same texts in
+    float32.
+    """
+    patcher = model("SD3")
+    trainer = app.module("nodes.host.training.trainer")
+    configuration = configured("SD3")
+    images = [networks.latent(configuration, patcher, seed=seed)["samples"] for seed in (1, 2)]
+    answers = []
+    for dtype in (torch.float16, torch.float32):
+        positives = [
+            [
+                [text.half().to(dtype), {"pooled_output": values["pooled_output"].half().to(dtype)}]
+                for text, values in networks.conditioning(configuration, seed=seed)
+            ]
+            for seed in (1, 2)
+        ]
+
+        def work(session):
+            sigmas = torch.tensor([0.6, 0.9])
+            noised = session.noised(
+                torch.cat(session.latents), torch.ones_like(torch.cat(images)), sigmas
+            )
+            with torch.no_grad():
+                answers.append(session.denoised(noised, sigmas, [0, 1]))
+
+        trainer.run(patcher, {}, images, positives, work, dtype=torch.bfloat16)
+    assert torch.isfinite(answers[0]).all() and torch.equal(*answers)
+
+
 @torch.inference_mode()
 def test_the_first_step_of_an_image_has_a_sound_of_its_own(app, model):
     """Rows of noise are evaluated as each alone, and as ComfyUI's sampler does with that sound."""
@@ -526,31 +576,47 @@ def test_seeds_of_videos_are_scouted_as_one_by_one(app, tmp_path, name):
         assert all(f"{seed}" in report for seed in seeds)
 
 
-@pytest.mark.parametrize("name", ["CosmosPredict2", "Anima"])
+#: The pixels that one step of the positions stands for, in each network with rotary positions of
+#: its own layout.
+UNITS = {
+    "CosmosPredict2": 16,
+    "Anima": 16,
+    "HunyuanImage21": 32,
+    "ErnieImage": 16,
+    "JoyImage": 16,
+    "LTXV": 1024,
+    "LTXAV": 1024,
+}
+
+
+@pytest.mark.parametrize("name", UNITS)
 @torch.inference_mode()
-def test_positions_of_a_grid_are_those_of_the_network(app, tmp_path, name):
-    """Rows and columns of a larger, non-square image, turned in float64 by the formula of rotary
-    positions, give stock's result; exchanged they do not.
+def test_rotary_positions_are_those_of_the_network(app, tmp_path, name):
+    """Rows and columns of a larger, non-square image, turned in float64 at the frequencies of
+    training, give stock's result; at other frequencies they do not.
     """
-    positions_of = app.module("nodes.conditioning.position_resample_comfy")
+    rotary = app.module("nodes.conditioning.rotary_positions_comfy")
     subject = Subject(app, tmp_path, configured(name))
-    samples = torch.randn(1, 16, 1, 12, 20, generator=torch.Generator().manual_seed(3))
+    if not rotary.sources(subject.model.model.diffusion_model):
+        pytest.skip(f"{name} of this ComfyUI turns its positions elsewhere.")
+    empty = subject.empty["samples"]
+    empty = empty.unbind()[0] if empty.is_nested else empty
+    wider = torch.randn(*empty.shape[:-2], 12, 20, generator=torch.Generator().manual_seed(3))
+    latent = {"samples": app.module("nodes.host.latent_shapes").with_silence(wider, subject.model)}
     pixels = app.module("nodes.host.latent_shapes").pixels_a_position(subject.model)
     seen = []
 
     def turned(factor: float):
-        def rotate(positions, channels, *, theta, side, noise):
-            seen.append((int(positions.max()) + 1, side))
-            powers = -torch.arange(0, channels, 2, dtype=torch.float64) / channels
-            angles = factor * positions.double()[..., None] * theta**powers
-            cosine, sine = angles.cos(), angles.sin()
-            return torch.stack([cosine, -sine, sine, cosine], dim=-1).unflatten(-1, (2, 2))
+        def lower(frequencies, *, side, noise, unit):
+            assert bool((frequencies.diff() < 0).all()) and 0 < noise <= 1
+            seen.append((side, unit))
+            return factor * frequencies
 
-        return positions_of.rotated(subject.model, rotate)
+        return rotary.rotated(subject.model, lower)
 
-    stock = subject.sample(subject.model, {"samples": samples})
-    same = subject.sample(turned(1.0), {"samples": samples})
+    stock = subject.sample(subject.model, latent)
+    same = subject.sample(turned(1.0), latent)
     torch.testing.assert_close(same, stock, rtol=1e-4, atol=1e-4)
-    assert set(seen) == {(6, 12 * pixels), (10, 20 * pixels)}
-    other = subject.sample(turned(0.5), {"samples": samples})
-    assert float((other - stock).abs().max()) > 1e-2
+    assert set(seen) == {(12 * pixels, UNITS[name]), (20 * pixels, UNITS[name])}
+    other = subject.sample(turned(0.5), latent)
+    assert float((other - stock).abs().max()) > 1e-3

@@ -353,7 +353,8 @@ def run(
         sounds = sounds or silence(images, patcher)
         sounds = [[part.to("cpu", dtype) for part in map(_own, parts)] for parts in sounds]
         conditions = [
-            comfy.sampler_helpers.convert_cond(_own(condition)) for condition in conditions
+            comfy.sampler_helpers.convert_cond(_in_float32(_own(condition)))
+            for condition in conditions
         ]
         if text is not None:
             text, of_text = _trainable_text(text)
@@ -466,6 +467,17 @@ def _own(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _own(item) for name, item in value.items()}
     return type(value)(map(_own, value)) if type(value) in (list, tuple) else value
+
+
+def _in_float32(value: Any) -> Any:
+    """Nested lists and dicts with floating tensors in float32, as most text encoders give them:
+    autocast joins no rows of another 16-bit type than its own (Lens's text is in float16).
+    """
+    if isinstance(value, torch.Tensor):
+        return value.float() if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {name: _in_float32(item) for name, item in value.items()}
+    return type(value)(map(_in_float32, value)) if type(value) in (list, tuple) else value
 
 
 def _in_model_scale(model: BaseModel, parts: list[torch.Tensor]) -> list[torch.Tensor]:

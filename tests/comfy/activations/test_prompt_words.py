@@ -133,3 +133,19 @@ def test_a_word_across_two_chunks(reader):
     clip, _ = text_model("clip")
     found, length = reader(clip, "portrait, " * 40 + "hat", "hat, portrait")
     assert length == 154 and found["hat"][0] > 78 and len(found["portrait"]) == 40
+
+
+def test_a_template_that_an_empty_prompt_lacks_is_cut_away(reader):
+    """As Lens's, whose words are those of the prompt, too."""
+    clip, own = text_model("clip")
+    real = clip.tokenize
+
+    def tokenize(text, **given):
+        return real(f"describe a cat: {text} and a cat", **given) if text else {"l": [[]]}
+
+    clip.tokenize = tokenize
+    positions, length = reader(clip, "a dog, a cat", "cat, dog")
+    tokens = {word: tokens_at(clip, "a dog, a cat", places) for word, places in positions.items()}
+    names = {word: [own.inv_vocab[token] for token in each] for word, each in tokens.items()}
+    assert names == {"cat": ["cat</w>"], "dog": ["dog</w>"]}
+    assert positions == {"cat": [9], "dog": [6]} and length == 77

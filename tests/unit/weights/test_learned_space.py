@@ -110,6 +110,7 @@ def test_rows_of_different_members_go_through_their_own_updates():
             (5, slot.down_shape[1]),
             (5, 3, slot.down_shape[1]),
             (5, 2, 3, slot.down_shape[1]),
+            (5, 0, slot.down_shape[1]),
         ):
             x = torch.randn(shape, generator=torch.Generator().manual_seed(1))
             wanted = [

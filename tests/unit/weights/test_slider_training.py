@@ -239,6 +239,14 @@ def test_change_of_a_layer_is_each_rows_own_slider_at_its_strength():
     assert factors.change(slot, x) is None
 
 
+def test_a_text_without_tokens_is_changed_by_nothing():
+    factors = factors_of(sliders=3)
+    factors.select([2, 0, 1, 2], [1.0, -1.0, 0.5, 0.0])
+    slot = LAYOUT.slots[0]
+    change = factors.change(slot, torch.zeros(4, 0, slot.down_shape[1]))
+    assert change.shape == (4, 0, slot.up_shape[0])
+
+
 def test_new_factors_change_nothing():
     factors = SliderFactors(LAYOUT, 2, 3)
     factors.select([0, 1], [1.0, -1.0])
