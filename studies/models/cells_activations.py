@@ -182,7 +182,9 @@ def _direction(subject: Subject):
 
 
 def activation_steering(subject: Subject) -> str:
-    """Opposite small strengths change the image to opposite sides."""
+    """Opposite strengths, so small that they change no choice of experts, change the image
+    oppositely.
+    """
     name, direction = subject.once("direction", lambda: _direction(subject))
 
     def steered(strength: float):
@@ -195,8 +197,8 @@ def activation_steering(subject: Subject) -> str:
         )[0]
 
     subject.same(steered(0.0))
-    plus = subject.changed(steered(0.05)) - subject.plain
-    minus = subject.changed(steered(-0.05)) - subject.plain
+    plus = subject.changed(steered(0.001)) - subject.plain
+    minus = subject.changed(steered(-0.001)) - subject.plain
     asymmetry = float((plus + minus).norm() / plus.norm())
     demand(asymmetry < 0.5, f"Opposite strengths are no opposite changes ({asymmetry:.2g}).")
     return f"{name}, opposite within {asymmetry:.2g}"

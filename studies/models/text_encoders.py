@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
-import io
 from typing import Any
 
 import torch
 
+from . import small_tokenizers
 from .networks import Configuration, fill
 
 _CLIP = {
@@ -36,8 +35,18 @@ _SIZES = {
     },
     **{f"{name}_model_config": _LANGUAGE for name in _LANGUAGE_MODELS.split()},
     "gemma3_12b_model_config": {**_LANGUAGE, "num_hidden_layers": 4},
+    "gpt_oss_config": {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "selected_layers": (0, 1, 2, 3),  # of GPT-OSS, each a quarter of what Lens reads
 }
-_PIECES = 2000
 
 
 def clip(configuration: Configuration, seed: int = 0):
@@ -45,12 +54,18 @@ def clip(configuration: Configuration, seed: int = 0):
     import comfy.sd
 
     _without_vision()
-    pieces = _sentence_pieces()
+    pieces = small_tokenizers.sentence_pieces()
+    tokenizers = {
+        "spiece_model": pieces,
+        "mt5xl.spiece_model": pieces,
+        "tekken_model": small_tokenizers.tekken(),
+        "tokenizer_json": small_tokenizers.harmony(),
+    }
     with torch.inference_mode(False), torch.no_grad():
         made = comfy.sd.CLIP(
             _target(configuration),
-            model_options=dict(_SIZES),
-            tokenizer_data={"spiece_model": pieces, "mt5xl.spiece_model": pieces},
+            model_options={**_SIZES, **_lens_template(configuration)},
+            tokenizer_data=tokenizers,
         )
         fill(made.cond_stage_model, torch.Generator().manual_seed(seed))
     return made
@@ -82,6 +97,12 @@ def _target(configuration: Configuration):
         from comfy.text_encoders import hunyuan_video
 
         return target(hunyuan_video.HunyuanVideoTokenizer, hunyuan_video.hunyuan_video_clip())
+    if configuration.supported.startswith("CogVideoX"):
+        from comfy.text_encoders import cogvideo
+
+        return target(cogvideo.CogVideoXTokenizer, cogvideo.cogvideo_te())
+    if configuration.supported == "Lens":
+        return target(*_lens())
     if configuration.supported == "LTXAV":
         return target(*_ltxav())
     supported = getattr(comfy.supported_models, configuration.supported)
@@ -92,6 +113,45 @@ def _target(configuration: Configuration):
             for name in ("clip_l", "clip_g")
         }
     return supported(dict(configuration.network)).clip_target(marks)
+
+
+def _lens() -> tuple[Any, Any]:
+    from comfy.text_encoders import gpt_oss
+
+    base = gpt_oss.lens_te()
+
+    class WithWeights(base):
+        def __init__(self, *args: Any, **options: Any):
+            super().__init__(*args, **options)
+            _add_missing_weights(self)
+
+    return gpt_oss.LensTokenizer, WithWeights
+
+
+def _add_missing_weights(encoder: torch.nn.Module) -> None:
+    """Weights of the layers that have none before a file is read (GPT-OSS)."""
+    for module in encoder.modules():
+        if hasattr(module, "in_features") and getattr(module, "weight", None) is None:
+            experts = getattr(module, "num_experts", None)
+            shape = (module.out_features, module.in_features)
+            module.weight = torch.nn.Parameter(
+                torch.empty(shape if experts is None else (experts, *shape))
+            )
+
+
+def _lens_template(configuration: Configuration) -> dict[str, int]:
+    """Where the prompt begins in Lens's chat template with the small tokenizer's tokens."""
+    if configuration.supported != "Lens":
+        return {}
+    from comfy.text_encoders import gpt_oss
+
+    data = {"tokenizer_json": small_tokenizers.harmony()}
+    tokenizer = gpt_oss.LensGptOssTokenizer(tokenizer_data=data)
+    first, second = (
+        [token for token, _ in tokenizer.tokenize_with_weights(text)[0]] for text in ("a", "b")
+    )
+    same = [one == other for one, other in zip(first, second, strict=True)]
+    return {"txt_offset": same.index(False)}
 
 
 def _ltxav() -> tuple[Any, Any]:
@@ -125,29 +185,3 @@ def _without_vision() -> None:
         except ImportError:
             continue
         setattr(encoder, name, _NoVision)
-
-
-@functools.cache
-def _sentence_pieces() -> torch.Tensor:
-    """A small SentencePiece model, where a checkpoint would bring the tokenizer (Gemma, mT5)."""
-    import sentencepiece
-
-    words = ["a", "red", "cat", "and", "blue", "dog", "one", "man", "photo", "of", "on"]
-    sentences = [" ".join(words[at:] + words[:at]) for at in range(len(words))] * 20
-    sentences += [chr(code) for code in range(33, 127)]
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences),
-        model_writer=model,
-        vocab_size=_PIECES,
-        hard_vocab_limit=False,
-        model_type="bpe",
-        byte_fallback=True,
-        pad_id=0,
-        eos_id=1,
-        bos_id=2,
-        unk_id=3,
-        add_dummy_prefix=False,
-        minloglevel=2,
-    )
-    return torch.frombuffer(bytearray(model.getvalue()), dtype=torch.uint8)
