@@ -20,7 +20,7 @@ from comfy.conds import CONDNoiseShape
 from comfy.sampler_helpers import convert_cond
 from comfy.samplers import encode_model_conds
 
-from ..common.attention import AttentionCall, NetworkLayout, TokenLayout
+from ..common.attention import AttentionCall, NetworkLayout, Positions
 from ..common.network_call import Call, RowSubset, evaluating_again
 from ..host.attention.reader import OVERRIDE, AttentionOverride, entering_blocks
 from ..host.attention.side_evaluation import SideEvaluation, closing
@@ -35,10 +35,6 @@ _TEXT = "c_crossattn"
 _POSITIVE = "positive"
 _CACHE = "easycache"  # ComfyUI's: leaves evaluations out, and takes each for a step
 _PATCHES = (1, 2, 4, 8, 16, 32)  # latent positions a side of a token
-_POOLED = (
-    "This MODEL also makes one vector of its text by itself (as HunyuanDiT), which an edit does "
-    "not reach: use another model."
-)
 _UNREADABLE = (
     "How this MODEL reads its text cannot be seen (as of Stable Cascade): use another model."
 )
@@ -294,8 +290,6 @@ class _CallEdit:
         self._layout = layout_of(network, args, kwargs, RowSubset([0], self._call.rows))
         if not any(layout.reads_text for layout in self._layout.layouts.values()):
             raise ValueError(_UNREADABLE)
-        if any(layout[0] == "" and layout[2] == 1 for layout in self._layout.layouts):
-            raise ValueError(_POOLED)
         if self._mask is None:
             kwargs = {**kwargs, **self._run.moved_vectors(kwargs, self._rows)}
         for number in self._plan.texts:
@@ -333,37 +327,39 @@ class _CallEdit:
     def _text_attention(self, text: _Text, call: AttentionCall) -> torch.Tensor:
         """An attention of a text's evaluation, with the image's tokens as in the call."""
         attended = call.attend()
-        layout = text.layout.of(call)
-        if layout is None or not layout.reads_text:
+        image = _moved_positions(text.layout, call)
+        if image is None:
             return attended
         place = (call.block, call.number)
         if not self._is_over:
             text.place = place
-            text.read = call.tokens(attended)[:, layout.image]
+            text.read = call.tokens(attended)[:, image]
             text.evaluation.pause()
         changed = attended.clone()
-        call.tokens(changed)[:, layout.image] = self._edited[place]
+        call.tokens(changed)[:, image] = self._edited[place]
         return changed
 
     def _attention(self, call: AttentionCall) -> torch.Tensor:
         """An attention of the call itself."""
         attended = call.attend()
-        layout = self._layout.of(call)
-        if layout is None or not layout.reads_text:
+        image = _moved_positions(self._layout, call)
+        if image is None:
             return attended
         place = (call.block, call.number)
         reads = self._reads[place] if self._is_over else self._read(place)
         tokens = call.tokens(attended)
-        own = tokens[self._rows][:, layout.image]
+        own = tokens[self._rows][:, image]
         edited = edited_attention(self._plan, own, reads)
-        if self._mask is not None:
+        if self._mask is not None and call.pools:
+            edited = own  # one vector for the whole image, which a part of it cannot have moved
+        elif self._mask is not None:
             edited = torch.lerp(own, edited, self._placed(own, self._mask))
         if not self._is_over:
             keeps = torch.is_grad_enabled()
             self._reads = {**self._reads, place: reads} if keeps else {}
             self._edited = {**self._edited, place: edited} if keeps else {place: edited}
         changed = attended.clone()
-        _put(call.tokens(changed), self._rows, layout, edited)
+        _put(call.tokens(changed), self._rows, image, edited)
         return changed
 
     def _read(self, place: tuple[str, int]) -> list[torch.Tensor]:
@@ -413,11 +409,18 @@ def _refuse_other_positions(kwargs: dict[str, Any], tokens: int) -> None:
         )
 
 
-def _put(
-    tokens: torch.Tensor, rows: torch.Tensor, layout: TokenLayout, edited: torch.Tensor
-) -> None:
+def _moved_positions(layout: NetworkLayout, call: AttentionCall) -> Positions | None:
+    """The queries whose output an edit moves: the image's where they read the text, and the one
+    that pools the text to a vector for all layers; None of other attentions.
+    """
+    if call.pools:
+        return slice(0, 1)
+    tokens = layout.of(call)
+    return tokens.image if tokens is not None and tokens.reads_text else None
+
+
+def _put(tokens: torch.Tensor, rows: torch.Tensor, image: Positions, edited: torch.Tensor) -> None:
     """Replace the image's tokens in some rows, in place."""
-    image = layout.image
     if isinstance(image, slice):
         tokens[rows, image] = edited
     else:

@@ -51,7 +51,8 @@ class TokenLayout:
 
 def positions(chosen: torch.Tensor) -> Positions:
     """An index of what is chosen, bool (N,): a slice where it stands together."""
-    numbers = chosen.nonzero().flatten()
+    with torch.inference_mode(False):  # a gradient's graph may keep the index
+        numbers = chosen.clone().nonzero().flatten()
     if not len(numbers):
         return slice(0, 0)
     first = int(numbers[0])
@@ -84,6 +85,11 @@ class AttentionCall:
     token_dimension: int
     evaluate: Callable[[AttentionCall], torch.Tensor]
     layout: TokenLayout | None = None
+
+    @property
+    def pools(self) -> bool:
+        """Whether it makes one vector of the text for all layers (HunyuanDiT)."""
+        return self.block == "" and self.query.shape[2] == 1
 
     @property
     def size(self) -> tuple[int, int]:

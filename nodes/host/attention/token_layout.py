@@ -29,6 +29,8 @@ from .reader import (
 
 #: Options of a call that have nothing to do with where its tokens stand.
 _PATCHES = ("patches", "patches_replace", "wrappers", OVERRIDE)
+#: Texts of further encoders beside the encoded prompt: HunyuanDiT's T5, HunyuanImage's ByT5.
+_FURTHER_TEXTS = ("encoder_hidden_states_t5", "txt_byt5")
 _CHANGED = 1e-5  # of the largest number, above the rounding of a kernel
 #: How many layouts of a network are kept: sizes, lengths of texts.
 _KEPT = 64
@@ -39,12 +41,24 @@ class _EnoughError(Exception):
 
 
 class _Prints:
-    """Two numbers for each token of the first attention of each kind, in the order of calls."""
+    """Two numbers for each token of the first attention of each kind, in the order of calls.
 
-    def __init__(self, until: int | None = None, enough: Callable[[Kind], bool] | None = None):
+    A vector that an attention pools of the text acts on all tokens: other evaluations than the
+    ``plain`` one take its vectors over, so that only the text's own tokens change with the text.
+    """
+
+    def __init__(
+        self,
+        until: int | None = None,
+        enough: Callable[[Kind], bool] | None = None,
+        *,
+        plain: _Prints | None = None,
+    ):
         self.queries: dict[Kind, torch.Tensor] = {}
         self.keys: dict[Kind, torch.Tensor] = {}
+        self.pooled: dict[Kind, torch.Tensor] = {}
         self.calls = 0
+        self._plain = plain
         self._until = until
         self._enough = enough
 
@@ -58,7 +72,12 @@ class _Prints:
                 raise _EnoughError
         if self.calls == self._until:
             raise _EnoughError
-        return call.attend()
+        if not call.pools:
+            return call.attend()
+        kept = self if self._plain is None else self._plain
+        if kind not in kept.pooled:
+            kept.pooled[kind] = call.attend()
+        return kept.pooled[kind]
 
 
 def _printed(tensor: torch.Tensor) -> torch.Tensor:
@@ -155,12 +174,12 @@ def _probed(network: nn.Module, args: tuple, kwargs: dict[str, Any]) -> NetworkL
     if not plain.calls and not is_taken_by_name(network):
         take_by_name(network)
         _evaluate(network, args, kwargs, plain)
-    text = _Prints(enough=lambda kind: _is_rest_known(plain, text, kind))
+    text = _Prints(enough=lambda kind: _is_rest_known(plain, text, kind), plain=plain)
     _evaluate(network, args, _with_another_text(kwargs), text)
     parts = []
     latent = args[0]
     for number in range(1 if isinstance(latent, torch.Tensor) else len(latent)):
-        part = _Prints(until=text.calls)
+        part = _Prints(until=text.calls, plain=plain)
         _evaluate(network, (_with_another_part(latent, number), *args[1:]), kwargs, part)
         parts.append(part)
     layouts: dict[Kind, TokenLayout] = {}
@@ -225,18 +244,21 @@ class _Ends:
         self._until = until
         self._prints: list[_Prints] = []
 
-    def most_changed(self, kind: Kind) -> list[int] | None:
-        """The keys that change most with the first and with the last token."""
+    def most_changed(self, kind: Kind) -> list[int | None] | None:
+        """The keys that change most with the first and with the last token; None for a token that
+        is padding, which the network replaces by its own (HunyuanDiT).
+        """
         if not self._prints:
             for place in (0, -1):
-                prints = _Prints(until=self._until)
+                prints = _Prints(until=self._until, plain=self._plain)
                 kwargs = _with_another_token(self._kwargs, place)
                 _evaluate(self._network, self._args, kwargs, prints)
                 self._prints.append(prints)
         if any(kind not in prints.keys for prints in self._prints):
             return None
         before = self._plain.keys[kind]
-        return [int((prints.keys[kind] - before).abs().amax(1).argmax()) for prints in self._prints]
+        changes = [(prints.keys[kind] - before).abs().amax(1) for prints in self._prints]
+        return [int(change.argmax()) if change.any() else None for change in changes]
 
 
 def _prompt_keys(layout: TokenLayout, tokens: int, kind: Kind, ends: _Ends) -> slice | None:
@@ -249,9 +271,12 @@ def _prompt_keys(layout: TokenLayout, tokens: int, kind: Kind, ends: _Ends) -> s
     if isinstance(text, slice) and text.stop - text.start == tokens:
         return text
     changed = ends.most_changed(kind)
-    if changed is None or changed[1] - changed[0] != tokens - 1:
+    if changed is None or changed[0] is None:
         return None
-    return slice(changed[0], changed[1] + 1)
+    first, last = changed
+    if last is None and first + tokens <= len(layout.text_keys):
+        last = first + tokens - 1
+    return slice(first, last + 1) if last == first + tokens - 1 else None
 
 
 def _with_another_token(kwargs: dict[str, Any], place: int) -> dict[str, Any]:
@@ -288,17 +313,17 @@ def _with_another_text(kwargs: dict[str, Any]) -> dict[str, Any]:
         return kwargs
     tokens = context.shape[-2]
     return {
-        name: _disturbed(value) if _is_text(value, tokens) else value
+        name: _disturbed(value) if _is_text(name, value, tokens) else value
         for name, value in kwargs.items()
     }
 
 
-def _is_text(value: Any, tokens: int) -> bool:
+def _is_text(name: str, value: Any, tokens: int) -> bool:
     return (
         isinstance(value, torch.Tensor)
         and value.is_floating_point()
         and value.ndim >= 3
-        and value.shape[-2] == tokens
+        and (name in _FURTHER_TEXTS or value.shape[-2] == tokens)
     )
 
 

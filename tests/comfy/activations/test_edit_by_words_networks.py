@@ -207,9 +207,66 @@ def test_strength_2_by_the_definition(app, name):
 
 
 def test_a_network_that_pools_its_text_by_itself(app):
+    """The vector that HunyuanDiT pools of its T5's text moves with the attention, and stays as it
+    is where a mask leaves the attention as it is.
+    """
+    name = "HunyuanDiT"
+    patcher = tiny_transformers.model(name)
+    given = {"negative": Texts(patcher).encode_from_tokens_scheduled({"all": [PROMPT]})}
+    plain = sampled(app, patcher, name, **given)
+    expected = sampled(app, patcher, name, text=CHANGED, **given)
+    same(sampled(app, patcher, name, edited(app, patcher, 1.0), **given), expected, plain)
+    nowhere = edited(app, patcher, 1.0, mask=torch.zeros(1, 8, 8))
+    torch.testing.assert_close(
+        sampled(app, patcher, name, nowhere, **given), plain, rtol=1e-4, atol=1e-4
+    )
+    half = edited(app, patcher, 1.0, mask=torch.full((1, 8, 8), 0.5))
+    moved = float((sampled(app, patcher, name, half, **given) - plain).norm())
+    assert 0.1 < moved / float((expected - plain).norm()) < 0.9
+
+
+def test_where_the_prompt_stands_when_its_padding_is_replaced(app):
+    """HunyuanDiT puts vectors of its own for what the masks leave out: the prompt's tokens are the
+    first keys all the same, and T5's behind them the text's too.
+    """
+    layouts = app.module("nodes.host.attention.token_layout")
+    subsets = app.module("nodes.common.network_call")
     patcher = tiny_transformers.model("HunyuanDiT")
-    with pytest.raises(ValueError, match="makes one vector of its text by itself"):
-        sampled(app, patcher, "HunyuanDiT", edited(app, patcher, 1.0))
+    ((text, values),) = tiny_transformers.conditioning(7, patcher)
+    values["attention_mask"][:, 4:] = 0
+    values["attention_mask_mt5xl"][:, 3:] = 0
+    found = []
+
+    def seen(apply_model, args):
+        conditions = args["c"]
+        inputs = {
+            name: conditions[name]
+            for name in conditions
+            if name not in ("c_crossattn", "transformer_options", "control")
+        }
+        found.append(
+            layouts.layout_of(
+                patcher.model.diffusion_model,
+                (args["input"], args["timestep"]),
+                {**inputs, "context": conditions["c_crossattn"], "transformer_options": {}},
+                subsets.RowSubset([0], 1),
+            )
+        )
+        return apply_model(args["input"], args["timestep"], **conditions)
+
+    watched = patcher.clone()
+    watched.set_model_unet_function_wrapper(seen)
+    sampled(app, patcher, "HunyuanDiT", watched, positive=[[text, values]], cfg=1.0, steps=1)
+    (layout,) = {
+        (
+            layout.prompt.start,
+            layout.prompt.stop,
+            tuple(layout.text_keys.nonzero().flatten().tolist()),
+        )
+        for layout in found[0].layouts.values()
+        if layout.reads_text
+    }
+    assert layout == (0, 7, (0, 1, 2, 3, 7, 8, 9))
 
 
 def test_a_network_that_hands_no_options_to_its_attentions(app):

@@ -290,7 +290,7 @@ def values_scaled(patcher, block, channels, scale):
     def scaled(_module, _args, output):
         output = output.clone()
         for channel in channels:
-            output[:, :TEXT, output.shape[-1] // 2 + channel] *= scale
+            output[..., output.shape[-1] // 2 + channel] *= scale
         return output
 
     return layer.register_forward_hook(scaled)
