@@ -54,6 +54,7 @@ _TEXT = re.compile(
 TEXT = "lora_te"
 _PREFIXES = (
     "lora_unet_",
+    "unet_",  # of a trainer that names it twice: lora_unet_unet_
     "lora_transformer_",
     "lycoris_",
     "lora_prior_unet_",
@@ -74,7 +75,9 @@ _WORDS = (
     "img_mlp img_mod txt_attn txt_mlp txt_mod img_in txt_in time_in vector_in guidance_in "
     "in_layer out_layer joint_blocks context_block x_block adaLN_modulation final_layer pos_embed "
     "input_blocks middle_block output_blocks in_layers out_layers emb_layers skip_connection "
-    "time_embed label_emb q_proj k_proj v_proj out_proj"
+    "time_embed label_emb q_proj k_proj v_proj out_proj joint_transformer_blocks noise_refiner "
+    "context_refiner to_gate to_qkv_mlp_proj text_fusion layerwise_blocks refiner_blocks "
+    "self_attn cross_attn k_img v_img"
 )
 _WORD = re.compile(
     rf"(?:^|(?<=_))(?:{'|'.join(sorted(_WORDS.split(), key=len, reverse=True))}|[^_]+)(?=_|$)"
@@ -97,6 +100,21 @@ _SINGLE = {
     "label_emb.0.0": "add_embedding.linear_1",
     "label_emb.0.2": "add_embedding.linear_2",
 }
+#: What diffusers calls the layers of Wan's blocks, and Wan itself. ComfyUI does not know them.
+_WAN_OWN = {
+    **{
+        f"attn{number}.{of_diffusers}": f"{own}.{letter}"
+        for number, own in ((1, "self_attn"), (2, "cross_attn"))
+        for of_diffusers, letter in zip(
+            ("to_q", "to_k", "to_v", "to_out.0"), ("q", "k", "v", "o"), strict=True
+        )
+    },
+    "attn2.add_k_proj": "cross_attn.k_img",
+    "attn2.add_v_proj": "cross_attn.v_img",
+    "ffn.net.0.proj": "ffn.0",
+    "ffn.net.2": "ffn.2",
+}
+_WAN_OF_DIFFUSERS = re.compile(rf"(blocks\.\d+)\.({'|'.join(map(re.escape, _WAN_OWN))})")
 _MIDDLE = {"0": "resnets.0", "1": "attentions.0", "2": "resnets.1"}
 # cloneofsimo's lora, the oldest format, numbers the layers of SD1.x and SD2.x, as in `unet:0:down`.
 # The order is that in which its injection walks through diffusers' modules of those years, checked
@@ -185,10 +203,17 @@ def canonical(name: str) -> str:
     """The one name of a layer of the diffusion network, from the name that a file gives it without
     its last part.
     """
-    name = module_name(name).replace(".processor.", ".").replace("_processor_", "_")
-    name = ".".join(_WORD.findall(name.replace(".", "_")))
-    name = re.sub(r"(attn\d?\.to_out)$", r"\1.0", name)
+    name = _dotted(name)
+    if found := _WAN_OF_DIFFUSERS.fullmatch(name):
+        return f"{found[1]}.{_WAN_OWN[found[2]]}"
     return _diffusers(name)
+
+
+def _dotted(stem: str) -> str:
+    """A layer's name in a file without prefixes, with dots between its words."""
+    name = module_name(stem).replace(".processor.", ".").replace("_processor_", "_")
+    name = ".".join(_WORD.findall(name.replace(".", "_")))
+    return re.sub(r"(attn\d?\.to_out)$", r"\1.0", name)
 
 
 def module_name(stem: str) -> str:
@@ -206,14 +231,40 @@ def module_name(stem: str) -> str:
 
 
 def usual_stem(layer: str) -> str:
-    """A layer's name in a file that ComfyUI, Forge and diffusers read: kohya's; for Flux and SD3
-    that of diffusers.
+    """A layer's name in a file that ComfyUI, Forge and diffusers read: kohya's; for layers that
+    diffusers names, in transformers, its own.
     """
     if layer.startswith(TEXT):
         return layer
-    if layer.startswith(("transformer_blocks", "single_transformer_blocks")):
+    if _FUSED.match(layer):
+        return f"diffusion_model.{layer}"
+    if _OF_DIFFUSERS.match(layer):
         return f"transformer.{layer}"
     return f"lora_unet_{layer.replace('.', '_')}"
+
+
+def loadable_stem(layer: str, stem: str, base: str) -> str:
+    """A layer's name in a file for ComfyUI's Load LoRA, from its ``stem`` in another file, of a
+    family of networks (``base_of``).
+
+    Load LoRA knows a network's own names by `diffusion_model.`, without a prefix and in kohya's
+    form, and what diffusers calls them by `transformer.`; not what peft or another trainer makes of
+    either.
+    """
+    of_diffusers = bool(_OF_DIFFUSERS.match(layer)) and base not in _NAMED_AS_BY_DIFFUSERS
+    stem = stem.replace("lora_unet_unet_", "lora_unet_", 1)
+    if _FUSED.match(layer):
+        return usual_stem(layer)
+    if _WAN_OF_DIFFUSERS.fullmatch(_dotted(stem)):
+        return f"diffusion_model.{layer}"
+    if stem.startswith("lora_unet_") and of_diffusers and base in _RENAMED_BY_DIFFUSERS:
+        # FLUX.2 has a layer here where others have a list of one.
+        single = base == "FLUX.2" and layer.startswith("single_transformer_blocks.")
+        return f"transformer.{layer.removesuffix('.0') if single else layer}"
+    for prefix in ("base_model.model.", "transformer."):
+        if stem.startswith(prefix):
+            return f"{'transformer' if of_diffusers else 'diffusion_model'}.{module_name(stem)}"
+    return stem
 
 
 def keys(layer: str, stem: str = "") -> tuple[str, str, str]:
@@ -234,16 +285,28 @@ _BASES: tuple[tuple[str, str, tuple[int, ...]], ...] = (
     (r"^single_transformer_blocks\.\d+\.(attn\.to_[qkv]|proj_mlp)$", "Flux", (3072,)),
     (r"^(double|single)_blocks\.", "FLUX.2", (4096, 6144)),
     (r"^single_transformer_blocks\..*to_qkv_mlp_proj$", "FLUX.2", ()),
+    (r"^transformer_blocks\.\d+\.attn\.(to|add)_[qkv]", "FLUX.2", (4096, 6144)),
     (r"^layers\.\d+\.(attention|feed\.?_?forward)\.", "Z-Image", (3840,)),
     (r"^layers\.\d+\.(attention|feed\.?_?forward)\.", "Lumina 2", (2304,)),
+    (r"^(transformer_blocks\.\d+|text_fusion)\..*attn\.to_gate$", "Krea 2", ()),
+    (r"^blocks\.\d+\.attn\.(w[qkvo]|gate)$", "Krea 2", ()),
+    (r"^joint_transformer_blocks\.", "AuraFlow", ()),
     (r"^blocks\.\d+\.(self|cross)[._]attn\.[qkvo]$", "Wan", ()),
     (r"^transformer_blocks\.\d+\.audio[._]", "LTX-2", ()),
     (r"^transformer_blocks\.\d+\.attn[12]\.to_[qkv]$", "PixArt", (1152,)),
     (r"^transformer_blocks\.\d+\.attn[12]\.to_[qkv]$", "LTX-Video", (2048,)),
     (r"^transformer_blocks\.\d+\.attn[12]\.to_[qkv]$", "LTX-2", (4096,)),
 )
+#: What diffusers calls layers of transformers.
+_OF_DIFFUSERS = re.compile(r"((single|joint)_)?transformer_blocks\.|text_fusion\.")
+#: What it parts and Z-Image and Lumina 2 fuse: Load LoRA knows it beside their own names.
+_FUSED = re.compile(r"(layers|noise_refiner|context_refiner)\.\d+\.attention\.to_")
+#: Networks whose own names these are, which Load LoRA does not know by `transformer.`, and those
+#: that have others of their own, so that it does not know these in kohya's form.
+_NAMED_AS_BY_DIFFUSERS = ("LTX-Video", "LTX-2")
+_RENAMED_BY_DIFFUSERS = ("AuraFlow", "Flux", "FLUX.2", "SD3", "Krea 2", "PixArt")
 #: Where names of several families fit, the one that has a layer of its own.
-_MORE_SPECIAL = ("LTX-2", "FLUX.2")
+_MORE_SPECIAL = ("LTX-2", "Krea 2", "FLUX.2")
 
 
 def base_of(widths: dict[str, int]) -> str:

@@ -5,7 +5,6 @@ folder.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,7 +12,7 @@ import torch
 
 from ..common import peft_files
 from ..common.atomic_write import atomic_write
-from ..common.lora_keys import TEXT, base_of, keys
+from ..common.lora_keys import TEXT, base_of, keys, loadable_stem
 from ..common.lora_reader import Factors
 from ..common.peft_files import LARGEST_ALPHA
 from .projection import difference
@@ -127,8 +126,7 @@ def file_stems(layers: Mapping[str, Factors], stems: Mapping[str, str]) -> dict[
     comes from.
 
     Layers of Stable Diffusion's U-Nets have the usual names, which most programs read; the
-    embeddings of its text encoders have none. What peft alone calls `base_model.model.` is
-    `transformer.` elsewhere.
+    embeddings of its text encoders have none.
     """
     base = base_of({name: factors.down[0].numel() for name, factors in layers.items()})
     own = {
@@ -143,11 +141,7 @@ def file_stems(layers: Mapping[str, Factors], stems: Mapping[str, str]) -> dict[
         }
     if base == "SDXL":
         return own
-    peft = re.compile(r"base_model\.model\.(?!diffusion_model\.)")
-    return {
-        layer: peft.sub("transformer.", stem).removeprefix("base_model.model.")
-        for layer, stem in stems.items()
-    }
+    return {layer: loadable_stem(layer, stem, base) for layer, stem in stems.items()}
 
 
 def to_tensors(
