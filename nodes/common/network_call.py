@@ -205,10 +205,10 @@ class Call:
         if count != (self.rows if _subset is None else len(_subset)):
             raise ValueError(
                 f"Inside the network there are {count} rows where it was called with {self.rows}, "
-                "because another node on the MODEL multiplies rows inside attention (attention "
-                "couple, regional prompts) or tiles tokens (HyperTile), so which prompt a row "
-                "belongs to is not known. Connect the MODEL from before that node, or leave the "
-                "node out."
+                "because another node multiplies rows inside attention (attention couple, regional "
+                "prompts) or tiles tokens (HyperTile), so which prompt a row belongs to is not "
+                "known. Connect the MODEL from before that node, and a CONDITIONING that no such "
+                "node has changed."
             )
 
     def where(self, chosen: Sequence[bool], count: int) -> torch.Tensor:

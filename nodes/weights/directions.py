@@ -136,12 +136,17 @@ def fit(
         else:
             about += (
                 f"cross-validated accuracy {accuracy:.3f} (always the more frequent value: "
-                f"{majority:.3f}), split-half reliability {reliability:.2f} (permuted labels: "
-                f"below {floor:.2f})"
+                f"{majority:.3f}), {_reliability_text(reliability, floor)}"
             )
         noise = not (accuracy > majority and reliability > floor)
         directions[name] = Direction(vector, max_projection(space, vector), about, noise)
     return directions
+
+
+def _reliability_text(reliability: float, floor: float) -> str:
+    if math.isnan(reliability) or math.isnan(floor):
+        return "too few members with and without it for a split-half reliability"
+    return f"split-half reliability {reliability:.2f} (permuted labels: below {floor:.2f})"
 
 
 def drop_constant_labels(

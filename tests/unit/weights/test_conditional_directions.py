@@ -113,3 +113,22 @@ def test_reliability_counts_every_axis_alike():
     by_chance = [(random.random(N) < 0.25).astype(float) for _ in range(20)]
     passed = [directions.split_half(numbers, one, "conditional_difference") for one in by_chance]
     assert sum(found > bar for found, bar in passed) <= 1
+
+
+def test_too_few_members_are_said_in_words():
+    labels, _, numbers = made()
+    layout = Layout.of({"mid_block.attn1.to_q": ((1, 3), (60, 1))}, 1, 1.0)
+    updates = LearnedUpdates(layout, N, K, 0)
+    with torch.no_grad():
+        updates.codes.copy_(torch.from_numpy(numbers).float())
+        updates.directions.copy_(torch.eye(K, 60))
+    space = updates.space(tuple(map(str, range(N))), "toy", "toy")
+    beard = torch.from_numpy(labels[:, 0]).float()
+    chosen = torch.cat(
+        [(beard == value).nonzero().flatten()[:count] for value, count in ((0, 5), (1, 3))]
+    )
+    few = torch.full_like(beard, torch.nan)
+    few[chosen] = beard[chosen]
+    (fitted,) = directions.fit(space, {"beard": few}, 2, "mean_difference").values()
+    assert "8 members" in fitted.about and "nan" not in fitted.about, fitted.about
+    assert "too few members with and without it" in fitted.about and fitted.noise
