@@ -25,7 +25,7 @@ from tools.launcher import comfyui, in_process
 from .memory import LiveBytes
 
 #: By name in studies/models/networks.json: what makes the network as wide as the published one.
-_WIDE: Mapping[str, dict[str, Any]] = {
+WIDE: Mapping[str, dict[str, Any]] = {
     "Flux": {
         "hidden_size": 3072,
         "num_heads": 24,
@@ -52,7 +52,7 @@ def measure(quick: bool) -> dict[str, dict]:
     with tempfile.TemporaryDirectory() as folder:
         app = in_process.start(comfyui.locate(), Path(folder))
         values: dict[str, dict] = {}
-        for name in list(_WIDE)[: 1 if quick else None]:
+        for name in list(WIDE)[: 1 if quick else None]:
             values |= _of_network(app, Path(folder), name)
             gc.collect()
     return values
@@ -61,9 +61,9 @@ def measure(quick: bool) -> dict[str, dict]:
 def _of_network(app: in_process.Comfy, folder: Path, name: str) -> dict[str, dict]:
     reduced = networks.configurations()[name]
     configuration = dataclasses.replace(
-        reduced, size=_SIZES[name], network={**reduced.network, **_WIDE[name]}
+        reduced, size=_SIZES[name], network={**reduced.network, **WIDE[name]}
     )
-    subject = _CheaplyMade(app, folder, configuration)
+    subject = CheaplyMade(app, folder, configuration)
     tokens = subject.positive[0][0].shape[1]
     plain = _counted(lambda: subject.sampled(subject.model, **_ONE_STEP))
     about = {
@@ -90,7 +90,7 @@ def _of_network(app: in_process.Comfy, folder: Path, name: str) -> dict[str, dic
     }
 
 
-class _CheaplyMade(Subject):
+class CheaplyMade(Subject):
     """A subject whose text encoder is taken as it is, without sampling with it first."""
 
     def _make_clip(self):

@@ -1,9 +1,10 @@
-"""How fast noise is paired: `python run.py bench noise [--quick | --lora | --lora-large]`.
+"""How fast noise is paired: `python run.py bench noise`, `--quick` or one of the parts below.
 
 Every ratio is of two contenders that take turns in one process; times are medians over the turns,
 of the processor on one thread, so that other work does not count. What training waits for its noise
 is in `study noise lora`. `--lora` is a step of Train LoRA beside plain PyTorch with PEFT, on the
-demo model, `--lora-large` at the shape of SD1.5. Contenders: the papers' official forms as their
+demo model, `--lora-large` at the shape of SD1.5, `--lora-memory` its memory on today's
+transformers. Contenders: the papers' official forms as their
 code computes them (a table of differences in half precision, and SciPy; k noise samples compared in
 half precision), torch.cdist with SciPy, and the one-liner linear_sum_assignment(-(x @ z.T)).
 """
@@ -21,6 +22,7 @@ PARTS = {
     "": "__main__:pairing",
     "--lora": "lora_step:measure",
     "--lora-large": "lora_step:measure_large",
+    "--lora-memory": "lora_memory:measure",
 }
 
 
@@ -37,8 +39,12 @@ def main(argv: Sequence[str]) -> int:
     kinds.add_argument(
         "--lora-large", action="store_true", help="the same at SD1.5's shape: minutes"
     )
+    kinds.add_argument(
+        "--lora-memory", action="store_true", help="memory of a step on Z-Image and Qwen-Image"
+    )
     options = parser.parse_args(argv)
-    kind = next((name for name in ("quick", "lora", "lora_large") if getattr(options, name)), "")
+    names = ("quick", "lora", "lora_large", "lora_memory")
+    kind = next((name for name in names if getattr(options, name)), "")
     option = f"--{kind.replace('_', '-')}" if kind else ""
     module, function = PARTS[option if option in PARTS else ""].split(":")
     measure = getattr(importlib.import_module(f".{module}", __package__), function)
