@@ -224,10 +224,10 @@ class PositionalResample(io.ComfyNode):
                 io.Model.Input(
                     "model",
                     tooltip=(
-                        "A U-Net (SD1.5, SD2, SDXL), a model with three-axis rotary positions "
-                        "(Flux, Chroma, Qwen-Image, Lumina 2, Z-Image), SD3 or SD3.5. PixArt, "
-                        "HunyuanDiT and AuraFlow adapt their positions to the size themselves "
-                        "and are not supported."
+                        "A U-Net (SD1.5, SD2, SDXL), a model with rotary positions (Flux, FLUX.2, "
+                        "Qwen-Image, Z-Image, Krea 2, Wan, LTX, Anima and others), SD3 or SD3.5. "
+                        "PixArt, HunyuanDiT, AuraFlow and MiniMax H3 adapt their positions to the "
+                        "size themselves and are not supported."
                     ),
                 ),
                 int_input(
