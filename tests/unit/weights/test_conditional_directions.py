@@ -115,7 +115,7 @@ def test_reliability_counts_every_axis_alike():
     assert sum(found > bar for found, bar in passed) <= 1
 
 
-def test_too_few_members_are_said_in_words():
+def test_too_few_members_are_named_and_no_nan():
     labels, _, numbers = made()
     layout = Layout.of({"mid_block.attn1.to_q": ((1, 3), (60, 1))}, 1, 1.0)
     updates = LearnedUpdates(layout, N, K, 0)
