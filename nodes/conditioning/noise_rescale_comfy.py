@@ -263,5 +263,6 @@ _TRAINED = {
     "MageFlow": 1024, "Anima": 1024,
     # Of video: the square of as many pixels as the official templates have.
     "WAN21_T2V": 640, "WAN21_I2V": 640, "WAN22_T2V": 960, "LTXV": 640, "LTXAV": 640,
-    "HunyuanVideo": 640, "HunyuanVideo15": 960,
+    "HunyuanVideo": 640, "HunyuanVideo15": 960, "WAN22_Animate": 640, "WAN21_Vace": 720,
+    "MiniMaxH3": 1024,
 }  # fmt: skip
