@@ -251,19 +251,26 @@ def loadable_stem(layer: str, stem: str, base: str) -> str:
     form, and what diffusers calls them by `transformer.`; not what peft or another trainer makes of
     either.
     """
-    of_diffusers = bool(_OF_DIFFUSERS.match(layer)) and base not in _NAMED_AS_BY_DIFFUSERS
     stem = stem.replace("lora_unet_unet_", "lora_unet_", 1)
     if _FUSED.match(layer):
         return usual_stem(layer)
     if _WAN_OF_DIFFUSERS.fullmatch(_dotted(stem)):
         return f"diffusion_model.{layer}"
-    if stem.startswith("lora_unet_") and of_diffusers and base in _RENAMED_BY_DIFFUSERS:
+    if stem.startswith(("base_model.model.", "transformer.")):
+        name = module_name(stem)
+        own = _OWN_BLOCKS.search(name) and not _OF_DIFFUSERS.match(layer)
+        own = own or base in _NAMED_AS_BY_DIFFUSERS
+        if _UNET_BLOCKS.match(layer):
+            return usual_stem(layer)
+        return f"{'diffusion_model' if own else 'transformer'}.{name}"
+    if (
+        stem.startswith("lora_unet_")
+        and base in _RENAMED_BY_DIFFUSERS
+        and _OF_DIFFUSERS.match(layer)
+    ):
         # FLUX.2 has a layer here where others have a list of one.
         single = base == "FLUX.2" and layer.startswith("single_transformer_blocks.")
         return f"transformer.{layer.removesuffix('.0') if single else layer}"
-    for prefix in ("base_model.model.", "transformer."):
-        if stem.startswith(prefix):
-            return f"{'transformer' if of_diffusers else 'diffusion_model'}.{module_name(stem)}"
     return stem
 
 
@@ -299,6 +306,11 @@ _BASES: tuple[tuple[str, str, tuple[int, ...]], ...] = (
 )
 #: What diffusers calls layers of transformers.
 _OF_DIFFUSERS = re.compile(r"((single|joint)_)?transformer_blocks\.|text_fusion\.")
+#: Blocks by the own names of networks that diffusers renames, or does not know.
+_OWN_BLOCKS = re.compile(
+    r"(^|[._])(?<!transformer_)(blocks|layers)\.\d|(noise|context)_refiner\.|(down|up)_blocks\."
+)
+_UNET_BLOCKS = re.compile(r"(down_blocks\.\d+|up_blocks\.\d+|mid_block)\.(attentions|resnets)\.")
 #: What it parts and Z-Image and Lumina 2 fuse: Load LoRA knows it beside their own names.
 _FUSED = re.compile(r"(layers|noise_refiner|context_refiner)\.\d+\.attention\.to_")
 #: Networks whose own names these are, which Load LoRA does not know by `transformer.`, and those

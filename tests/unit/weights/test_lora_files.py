@@ -409,6 +409,11 @@ def test_layers_keep_their_name_in_the_file(made):
         layer: stem.replace("diffusion_model", "base_model.model") for layer, stem in kept.items()
     }
     assert lora_writer.file_stems(layers, peft) == kept
+    layer = "mid_block.attentions.0.transformer_blocks.0.attn1.to_q"  # of an unknown U-Net
+    unet = {layer: lora_reader.Factors(torch.ones(1, 8), torch.ones(8, 1))}
+    assert lora_writer.file_stems(unet, {layer: f"base_model.model.{layer}"}) == {
+        layer: f"lora_unet_{layer.replace('.', '_')}"
+    }
 
 
 def test_a_control_lora_is_refused_by_its_layer():
