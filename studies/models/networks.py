@@ -249,7 +249,10 @@ class StandInVae:
         form = patcher.get_model_object("latent_format")
         self.latent_channels = _VIDEO_CHANNELS.get(configuration.name, form.latent_channels)
         # 0.3.75 does not say those of some.
-        unsaid = 16 if type(form).__name__ in ("Flux2", "HunyuanVideo15", "Wan22") else 8
+        name = type(form).__name__
+        unsaid = 16 if name in ("Flux2", "HunyuanVideo15", "Wan22") else 8
+        if name in ("HunyuanImage21", "LTXV"):
+            unsaid = 32
         self.downscale_ratio = getattr(form, "spacial_downscale_ratio", unsaid)
         self.has_frames = len(configuration.size) == 3
 
