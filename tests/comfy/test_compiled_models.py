@@ -57,6 +57,6 @@ def test_trainings_and_first_steps_refuse_a_compiled_model(app, compiled):
 
 
 def test_positions_of_a_compiled_model_are_refused(app, compiled):
-    positions = app.module("nodes.conditioning.position_resample_comfy")
+    positions = app.module("nodes.conditioning.rotary_positions_comfy")
     with pytest.raises(ValueError, match=r"runs through torch\.compile"):
         positions.rotated(compiled, None)

@@ -270,13 +270,12 @@ def _prompt_keys(layout: TokenLayout, tokens: int, kind: Kind, ends: _Ends) -> s
     text = layout.text
     if isinstance(text, slice) and text.stop - text.start == tokens:
         return text
-    changed = ends.most_changed(kind)
-    if changed is None or changed[0] is None:
+    first, last = ends.most_changed(kind) or (None, None)
+    if first is None:
         return None
-    first, last = changed
-    if last is None and first + tokens <= len(layout.text_keys):
-        last = first + tokens - 1
-    return slice(first, last + 1) if last == first + tokens - 1 else None
+    stop = first + tokens
+    fits = stop <= len(layout.text_keys) if last is None else last == stop - 1
+    return slice(first, stop) if fits else None
 
 
 def _with_another_token(kwargs: dict[str, Any], place: int) -> dict[str, Any]:
