@@ -53,11 +53,11 @@ class Lower(Protocol):
 
 class _Axis(NamedTuple):
     """Positions (..., tokens) along rows or columns, and the frequencies (D / 2,) float64 that turn
-    them, fastest first; ``index`` of the axis among those of the network. ``side`` and ``unit``,
+    them, fastest first; ``place`` of the axis among those of the network. ``side`` and ``unit``,
     the pixels of the axis and of one step of the positions, where the latent does not tell.
     """
 
-    index: int
+    place: int
     positions: torch.Tensor
     frequencies: torch.Tensor
     side: int | None = None
@@ -85,7 +85,7 @@ class _Run(NamedTuple):
                 unit=axis.unit or self.unit,
             )
             if lowered is not None:
-                turned[axis.index] = rotations(axis.positions.double()[..., None] * lowered)
+                turned[axis.place] = rotations(axis.positions.double()[..., None] * lowered)
         return turned
 
 
@@ -158,7 +158,7 @@ def control_networks(conds: list) -> list:
 
 def _patch_side(network: Any) -> int:
     """Latent positions a side of a token."""
-    side = getattr(network, "patch_size", None) or getattr(network, "patch_spatial", 2)
+    side: Any = getattr(network, "patch_size", None) or getattr(network, "patch_spatial", 2)
     return int(side[-1] if isinstance(side, Sequence) else side)
 
 
