@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Any
 
@@ -130,15 +130,10 @@ def _patched(networks: list, resample: Resample) -> Iterator[None]:
     """Let networks take their positions from ``resample`` while the block runs, else from where
     they did before.
     """
-    own = [
-        vars(network).get("cropped_pos_embed") for network in networks
-    ]  # of another node, whose block runs too
-    for network in networks:
-        network.cropped_pos_embed = _positions(network, network.cropped_pos_embed, resample)
-    try:
+    with ExitStack() as stack:
+        for network in networks:
+            method = _positions(network, network.cropped_pos_embed, resample)
+            stack.callback(
+                rotary_positions_comfy.replace_method(network, "cropped_pos_embed", method)
+            )
         yield
-    finally:
-        for network, before in zip(networks, own, strict=True):
-            del network.cropped_pos_embed
-            if before is not None:
-                network.cropped_pos_embed = before

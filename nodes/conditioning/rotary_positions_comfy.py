@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -53,14 +53,13 @@ class Lower(Protocol):
 
 class _Axis(NamedTuple):
     """Positions (..., tokens) along rows or columns, and the frequencies (D / 2,) float64 that turn
-    them, fastest first; ``place`` of the axis among those of the network. ``side`` and ``unit``,
-    the pixels of the axis and of one step of the positions, where the latent does not tell.
+    them, fastest first; ``place`` of the axis among those of the network. ``unit``: the pixels that
+    one step of the positions stands for where that is no token.
     """
 
     place: int
     positions: torch.Tensor
     frequencies: torch.Tensor
-    side: int | None = None
     unit: float | None = None
 
 
@@ -78,12 +77,8 @@ class _Run(NamedTuple):
         """Rotations (..., tokens, D / 2, 2, 2) float32 of the axes whose frequencies change."""
         turned = {}
         for axis, side in zip((rows, columns), self.sides, strict=True):
-            lowered = self.lower(
-                axis.frequencies,
-                side=axis.side or side,
-                noise=self.noise,
-                unit=axis.unit or self.unit,
-            )
+            unit = axis.unit or self.unit
+            lowered = self.lower(axis.frequencies, side=side, noise=self.noise, unit=unit)
             if lowered is not None:
                 turned[axis.place] = rotations(axis.positions.double()[..., None] * lowered)
         return turned
@@ -126,9 +121,10 @@ def rotated(patcher: ModelPatcher, lower: Lower) -> ModelPatcher:
     ) -> Any:
         with ExitStack() as stack:
             stack.enter_context(evaluating(timestep))
+            height, width = _size_of(x_in, conds)
             run = _Run(
                 lower,
-                sides=(x_in.shape[-2] * pixels, x_in.shape[-1] * pixels),
+                sides=(height * pixels, width * pixels),
                 unit=pixels * _patch_side(model.diffusion_model),
                 noise=noise_rescale_comfy.noise_fraction(
                     model.model_sampling, max(levels_of(timestep))
@@ -146,7 +142,7 @@ def rotated(patcher: ModelPatcher, lower: Lower) -> ModelPatcher:
 def control_networks(conds: list) -> list:
     """The networks of all ControlNets of a call, each once."""
     found = {}
-    for entry in (entry for group in conds if group for entry in group):
+    for entry in _entries(conds):
         control = entry.get("control")
         while control is not None:
             network = getattr(control, "control_model", None)
@@ -154,6 +150,25 @@ def control_networks(conds: list) -> list:
                 found[id(network)] = network
             control = control.previous_controlnet
     return list(found.values())
+
+
+def _entries(conds: list) -> Iterator[dict]:
+    """The conditions of all sides of a call."""
+    for group in conds:
+        yield from group or ()
+
+
+def _size_of(latent: torch.Tensor, conds: list) -> tuple[int, int]:
+    """Rows and columns of a call's latent; of a video that ComfyUI packs with its sound, as the
+    conditions name them.
+    """
+    shape = latent.shape
+    for entry in _entries(conds):
+        packed = entry.get("model_conds", {}).get("latent_shapes")
+        if packed is not None:
+            shape = packed.cond[0]
+    height, width = shape[-2:]
+    return height, width
 
 
 def _patch_side(network: Any) -> int:
@@ -252,25 +267,28 @@ def _replaced_in_ernie(
 def _of_method(
     network: Any, name: str, replacement: Callable[[Any, Callable, _Run], Callable]
 ) -> Callable[[_Run], Any]:
-    """Replaces what a method of the network returns, by one of the same name on the object."""
+    """Replaces what a method of the network returns."""
 
-    @contextmanager
-    def replaced(run: _Run) -> Iterator[None]:
-        before = vars(network).get(name)  # of another node, whose block runs too
-        setattr(network, name, replacement(network, getattr(network, name), run))
-        try:
-            yield
-        finally:
-            delattr(network, name)
-            if before is not None:
-                setattr(network, name, before)
-
-    def replace(run: _Run) -> Any:
-        stack = ExitStack()
-        stack.enter_context(replaced(run))
-        return stack.close
+    def replace(run: _Run) -> Callable[[], None]:
+        return replace_method(network, name, replacement(network, getattr(network, name), run))
 
     return replace
+
+
+def replace_method(network: Any, name: str, method: Callable) -> Callable[[], None]:
+    """Let an object have another method; returns what gives it the one before again.
+
+    That may be another node's, whose call is not over.
+    """
+    before = vars(network).get(name)
+    setattr(network, name, method)
+
+    def restore() -> None:
+        delattr(network, name)
+        if before is not None:
+            setattr(network, name, before)
+
+    return restore
 
 
 def _of_range(network: Any, stock: Callable, run: _Run) -> Callable:
@@ -311,9 +329,10 @@ def _of_pixels(network: Any, stock: Callable, run: _Run) -> Callable:
         axes = grid.shape[1]
         if axes != 3:  # sound, and its attention with the video, stand on the axis of time alone
             return output, split
-        edges = grid if grid.ndim == 4 else grid[..., None]  # of each token, from and to
-        middle = settings.get("use_middle_indices_grid", False)
-        places = edges.double().mean(-1) if middle else edges[..., 0].double()
+        places = grid.double()
+        if grid.ndim == 4:  # from where to where each token reaches
+            middle = settings.get("use_middle_indices_grid", False)
+            places = places.mean(-1) if middle else places[..., 0]
         pairs = output.shape[-4] * output.shape[-3]
         count = pairs // axes
         frequencies = network.freq_grid_generator(
@@ -325,7 +344,6 @@ def _of_pixels(network: Any, stock: Callable, run: _Run) -> Callable:
                 axis,
                 2 * places[:, axis] / longest[axis] - 1,
                 frequencies.to(grid.device).double().flip(0),
-                side=round(float(edges[:, axis].max())),
                 unit=longest[axis] / 2,
             )
             for axis in (1, 2)
