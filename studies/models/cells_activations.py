@@ -18,6 +18,7 @@ from .subject import (
 )
 
 _CHANGED_PROMPT = PROMPT.replace("cat", "dog", 1)
+_SMALL = (1e-3, 1e-4)  # strengths of steering
 
 
 def activation_catalog(subject: Subject) -> str:
@@ -179,9 +180,6 @@ def _direction(subject: Subject):
     vector = torch.randn(channels, generator=torch.Generator().manual_seed(0))
     steering = subject.app.module("nodes.activations.steering")
     return name, steering.SteeringDirection({name: vector}, "random")
-
-
-_SMALL = (1e-3, 1e-4)  # strengths
 
 
 def activation_steering(subject: Subject) -> str:

@@ -71,14 +71,19 @@ def test_alternatives_and_parts_of_an_attribute_are_not_held():
     assert 0.8 < np.linalg.norm(direction) / np.linalg.norm(added[0]) < 1.2
 
 
-def test_fitted_in_a_space_it_leaves_the_other_label_alone():
-    labels, added, numbers = made()
+def learned(numbers):
+    """A learned space whose members have these numbers (N, K) as codes."""
     layout = Layout.of({"mid_block.attn1.to_q": ((1, 3), (60, 1))}, 1, 1.0)
     updates = LearnedUpdates(layout, N, K, 0)
     with torch.no_grad():
         updates.codes.copy_(torch.from_numpy(numbers).float())
         updates.directions.copy_(torch.eye(K, 60))
-    space = updates.space(tuple(map(str, range(N))), "toy", "toy")
+    return updates.space(tuple(map(str, range(N))), "toy", "toy")
+
+
+def test_fitted_in_a_space_it_leaves_the_other_label_alone():
+    labels, added, numbers = made()
+    space = learned(numbers)
     given = {
         name: torch.from_numpy(labels[:, column]).float()
         for column, name in enumerate(("beard", "dark", "red"))
@@ -117,12 +122,7 @@ def test_reliability_counts_every_axis_alike():
 
 def test_too_few_members_are_named_and_no_nan():
     labels, _, numbers = made()
-    layout = Layout.of({"mid_block.attn1.to_q": ((1, 3), (60, 1))}, 1, 1.0)
-    updates = LearnedUpdates(layout, N, K, 0)
-    with torch.no_grad():
-        updates.codes.copy_(torch.from_numpy(numbers).float())
-        updates.directions.copy_(torch.eye(K, 60))
-    space = updates.space(tuple(map(str, range(N))), "toy", "toy")
+    space = learned(numbers)
     beard = torch.from_numpy(labels[:, 0]).float()
     chosen = torch.cat(
         [(beard == value).nonzero().flatten()[:count] for value, count in ((0, 5), (1, 3))]
