@@ -133,7 +133,7 @@ def _patched(networks: list, resample: Resample) -> Iterator[None]:
     with ExitStack() as stack:
         for network in networks:
             method = _positions(network, network.cropped_pos_embed, resample)
-            stack.callback(
+            stack.enter_context(
                 rotary_positions_comfy.replace_method(network, "cropped_pos_embed", method)
             )
         yield

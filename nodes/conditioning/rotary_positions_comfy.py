@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
@@ -84,13 +84,15 @@ class _Run(NamedTuple):
         return turned
 
 
-def sources(network: nn.Module) -> list[Callable[[_Run], Any]]:
-    """How the rotations of a network are replaced: for each place that makes some, a function that
-    replaces them for a run and returns what ends it. Empty without such a place.
+#: Replaces rotations during a run, in a ``with`` block.
+_Source = Callable[[_Run], AbstractContextManager[None]]
+
+
+def sources(network: nn.Module) -> list[_Source]:
+    """How the rotations of a network are replaced: for each place that makes some, a function whose
+    ``with`` replaces them during a run. Empty without such a place.
     """
-    found: list[Callable[[_Run], Any]] = [
-        _of_module(module) for module in network.modules() if _embeds(module)
-    ]
+    found: list[_Source] = [_of_module(module) for module in network.modules() if _embeds(module)]
     for name, replacement in ((_RANGE_METHOD, _of_range), (_PIXELS_METHOD, _of_pixels)):
         if hasattr(network, name):
             found.append(_of_method(network, name, replacement))
@@ -132,7 +134,7 @@ def rotated(patcher: ModelPatcher, lower: Lower) -> ModelPatcher:
             )
             for network in (model.diffusion_model, *control_networks(conds)):
                 for replace in sources(network):
-                    stack.callback(replace(run))
+                    stack.enter_context(replace(run))
             return executor(model, conds, x_in, timestep, model_options)
 
     clone.add_wrapper_with_key(WrappersMP.CALC_COND_BATCH, key, call)
@@ -187,17 +189,19 @@ def _embeds(module: Any) -> bool:
     )
 
 
-def _of_module(module: Any) -> Callable[[_Run], Any]:
+def _of_module(module: Any) -> _Source:
     """Replaces what an embedding module returns, by a hook behind it."""
     axes_of = _axes_of_grid if type(module).__name__ == _GRID else _axes_of_positions
     replaced_in = _replaced_in_ernie if type(module).__name__ == _ERNIE else _replaced
 
-    def replace(run: _Run) -> Any:
+    @contextmanager
+    def replace(run: _Run) -> Iterator[None]:
         def hook(_module: Any, args: tuple, output: torch.Tensor) -> torch.Tensor:
             widths, rows, columns = axes_of(module, args[0])
             return replaced_in(output, widths, run.rotations(rows, columns))
 
-        return module.register_forward_hook(hook).remove
+        with module.register_forward_hook(hook):
+            yield
 
     return replace
 
@@ -266,29 +270,28 @@ def _replaced_in_ernie(
 
 def _of_method(
     network: Any, name: str, replacement: Callable[[Any, Callable, _Run], Callable]
-) -> Callable[[_Run], Any]:
+) -> _Source:
     """Replaces what a method of the network returns."""
 
-    def replace(run: _Run) -> Callable[[], None]:
+    def replace(run: _Run) -> AbstractContextManager[None]:
         return replace_method(network, name, replacement(network, getattr(network, name), run))
 
     return replace
 
 
-def replace_method(network: Any, name: str, method: Callable) -> Callable[[], None]:
-    """Let an object have another method; returns what gives it the one before again.
-
-    That may be another node's, whose call is not over.
+@contextmanager
+def replace_method(network: Any, name: str, method: Callable) -> Iterator[None]:
+    """Let an object have another method while the block runs, then the one before: it may be that
+    of another node whose call is not over.
     """
     before = vars(network).get(name)
-    setattr(network, name, method)
-
-    def restore() -> None:
-        delattr(network, name)
+    try:
+        setattr(network, name, method)
+        yield
+    finally:
+        vars(network).pop(name, None)
         if before is not None:
             setattr(network, name, before)
-
-    return restore
 
 
 def _of_range(network: Any, stock: Callable, run: _Run) -> Callable:
