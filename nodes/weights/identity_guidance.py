@@ -8,7 +8,8 @@ negative side keeps the base model, and the positive side is
 so that CFG amplifies the identity by w s_identity and the edit by w s_edit. Both strengths at 0 are
 the base model's CFG; both at 1 evaluate the edited point against the base model, at the cost of
 plain CFG. CFG amplifies an identity in the late steps too, where colors saturate; it may end before
-(a limited interval, arXiv 2404.07724).
+(a limited interval, arXiv 2404.07724). After the end both sides have the point, and CFG amplifies
+the prompt alone: without a negative side eyes and mouths ignore it.
 """
 
 from __future__ import annotations
@@ -43,5 +44,5 @@ def describe(base: float, terms: list[tuple[float, Point]], end_percent: float) 
         f"Positive side: {', '.join(f'{weight:+g} x {name}' for name, weight in parts)}. Negative "
         f"side: base model. {count} model evaluations per step and image (plain CFG: 2); one fewer "
         "at cfg 1, where the negative side is skipped."
-        + ("" if end_percent >= 1 else f" After {end_percent:.0%} of sampling: as at cfg 1.")
+        + ("" if end_percent >= 1 else f" After {end_percent:.0%} of sampling: both sides alike.")
     )

@@ -42,9 +42,9 @@ _END = io.Float.Input(
     | {
         "optional": True,
         "tooltip": (
-            "End of the guidance; after it only the positive side is evaluated, as at cfg 1, "
-            "which saves one evaluation per step. 0.6 gives more natural colors for the same "
-            "identity on the demo model."
+            "End of the guidance; after it the point acts on both sides of CFG, as in W2W Apply. "
+            "0.6 gives more natural colors, and eyes and mouths that follow the prompt, for the "
+            "same identity on the demo model."
         ),
     }
 )
@@ -63,8 +63,8 @@ class W2WGuidance(io.ComfyNode):
             category=CATEGORY,
             description=(
                 "Applies a point to the positive side of CFG only, so CFG amplifies the identity "
-                f"and the edit. {PAPER}; the guidance is this pack's addition. Strengths 0 with "
-                "end_percent 1 return the model unchanged."
+                f"and the edit. {PAPER}; the guidance is this pack's addition. Strengths 0 return "
+                "the model unchanged."
             ),
             search_aliases=[
                 "weight space",

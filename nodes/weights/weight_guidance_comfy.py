@@ -95,9 +95,9 @@ def guide(
     ``base`` is left the MODEL itself is returned. ``variants``: (weight, adapters by the keys of
     patches). Positive is every conditioning of the guider whose name holds no "negative": areas,
     timestep ranges, ControlNets and guiders with three conditionings work as without this. After
-    ``end_percent`` of the noise levels the sum counts alone, as at cfg 1, and no negative
-    conditioning is evaluated (guidance in a limited interval, arXiv 2404.07724). Raises ValueError
-    for a MODEL that a custom loader has quantized, and at an end for two negative conditionings.
+    ``end_percent`` of the noise levels negative conditionings predict the same sum, so that CFG
+    amplifies the prompt alone (guidance in a limited interval, arXiv 2404.07724). Raises ValueError
+    for a MODEL that a custom loader has quantized.
 
     Where ``base`` is 0 the first variant and the negative conditionings are rows of one call, as in
     plain CFG. They are calls of their own where rows stand for themselves: with ControlNets,
@@ -105,7 +105,7 @@ def guide(
     rank that a call of their own costs less.
     """
     variants = [(weight, changes) for weight, changes in variants if weight]
-    if not variants and end_percent >= 1:
+    if not variants:
         return patcher
     acting = _Acting()
     clone = hook_calls(patcher, acting.calling, needs_positive=False, with_compiled=True)
@@ -137,20 +137,13 @@ def guide(
         timestep: torch.Tensor,
         model_options: dict,
     ) -> list:
-        named = RowRoles.of_groups(conds)
-        positive = [_is_positive(role) for role in named]
-        if end and sum(role is not None and not _is_positive(role) for role in named) > 1:
-            raise ValueError(
-                "This guider has two negative prompts, and end_percent would leave out both: set "
-                "it to 1, or use a guider with one."
-            )
-        alone = any(positive) and end and levels_of(timestep)[0] < end
-        if alone:
-            conds = [group if side else None for group, side in zip(conds, positive, strict=True)]
+        positive = [_is_positive(role) for role in RowRoles.of_groups(conds)]
+        after = bool(end) and any(positive) and levels_of(timestep)[0] < end
+        changed = [True] * len(conds) if after else positive
         rest = terms
-        sides = [bool(group) and not side for group, side in zip(conds, positive, strict=True)]
+        unchanged = [bool(group) and not side for group, side in zip(conds, changed, strict=True)]
         results = None
-        if terms and not base and any(positive) and any(sides):
+        if not base and any(changed) and any(unchanged):
             first = terms[0][1]
             if _rows_are_the_call(conds, model_options, acting) and first.can_change_rows:
                 try:
@@ -162,31 +155,28 @@ def guide(
                     acting.separate = True
         if results is not None:
             rest = terms[1:]
-            _multiply(results, positive, terms[0][0])
-        elif base or any(sides) or not any(positive):
+            _multiply(results, changed, terms[0][0])
+        elif base or any(unchanged) or not any(changed):
             left = [
                 group if base or not side else None
-                for group, side in zip(conds, positive, strict=True)
+                for group, side in zip(conds, changed, strict=True)
             ]
             results = executor(model, left, x_in, timestep, model_options)
-            _multiply(results, positive, base)
+            _multiply(results, changed, base)
         else:
             results = [torch.zeros_like(x_in) for _ in conds]
         for number, (weight, changes) in enumerate(rest, len(terms) - len(rest)):
             groups = [
                 renamed(group, number) if group and side else None
-                for group, side in zip(conds, positive, strict=True)
+                for group, side in zip(conds, changed, strict=True)
             ]
             if not any(groups):
                 continue
             with acting.on(changes, both_sides=False):
                 predicted = executor(model, groups, x_in, timestep, model_options)
-            for row, side in enumerate(positive):
+            for row, side in enumerate(changed):
                 if side:
                     results[row] = results[row] + weight * predicted[row]
-        if alone:  # sides that are equal leave nothing for a guider to amplify
-            first_row = named.index("positive") if "positive" in named else positive.index(True)
-            results = [results[first_row].clone() for _ in results]
         return results
 
     clone.add_wrapper_with_key(WrappersMP.OUTER_SAMPLE, key, run)

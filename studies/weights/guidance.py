@@ -29,10 +29,24 @@ GUIDED_UNTIL = 400.0  # timestep: 60 % of the noise levels
 WAYS = {
     "both sides": ANCESTRAL,
     "positive side": {"one_sided": True, **ANCESTRAL},
-    "positive side to 60 %": {"one_sided": True, "guided_until": GUIDED_UNTIL, **ANCESTRAL},
+    "positive side to 60 %": {
+        "one_sided": True,
+        "guided_until": GUIDED_UNTIL,
+        "then_both": True,
+        **ANCESTRAL,
+    },
+    "positive side to 60 %, then alone": {
+        "one_sided": True,
+        "guided_until": GUIDED_UNTIL,
+        **ANCESTRAL,
+    },
 }
 #: Way, and the one that it is compared with.
-COMPARED = (("positive side", "both sides"), ("positive side to 60 %", "positive side"))
+COMPARED = (
+    ("positive side", "both sides"),
+    ("positive side to 60 %", "positive side"),
+    ("positive side to 60 %", "positive side to 60 %, then alone"),
+)
 EDITED = ("dark skin", "red hair")
 
 

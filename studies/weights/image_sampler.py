@@ -37,6 +37,7 @@ class ImageSampler:
         layout=None,
         one_sided: bool = False,
         guided_until: float = 0.0,
+        then_both: bool = False,
         steps: int = STEPS,
         ancestral: bool = False,
     ) -> np.ndarray:
@@ -46,7 +47,8 @@ class ImageSampler:
         ``later`` (n, D) takes over at timesteps up to ``from_timestep``: delayed injection.
         ``layout`` is that of the factors when it is not the space's own. ``one_sided`` leaves the
         negative side of CFG to the base model. Below the timestep ``guided_until`` the positive
-        side counts alone. ``ancestral``: Euler ancestral steps.
+        side counts alone, or ``then_both`` sides with the factors. ``ancestral``: Euler ancestral
+        steps.
         """
         images = []
         for first in range(0, len(flats), batch):
@@ -56,7 +58,7 @@ class ImageSampler:
             models = [
                 self._population(one, layout) for one in (flats[part], switched) if one is not None
             ]
-            sides = (from_timestep, one_sided, guided_until)
+            sides = (from_timestep, one_sided, guided_until, then_both)
             latent = self._sample(models, prompts[part], noise, steps, ancestral, *sides)
             images.append(self._decode(latent))
         return np.concatenate(images)
@@ -71,6 +73,7 @@ class ImageSampler:
         from_timestep,
         one_sided,
         until,
+        then_both=False,
     ) -> torch.Tensor:
         """Euler steps, or Euler ancestral ones, on ComfyUI's "normal" schedule with CFG, as
         KSampler makes them.
@@ -87,9 +90,10 @@ class ImageSampler:
             population = models[-1 if timestep <= from_timestep else 0]
             with adapted(self.trainer.network, population):
                 negative = positive = self._noise_of(x, sigma, timestep, contexts[0])
-                if not one_sided and timestep >= until:
+                guided = timestep >= until
+                if not one_sided if guided else then_both:
                     negative = self._noise_of(x, sigma, timestep, contexts[1])
-            if one_sided and timestep >= until:
+            if one_sided and guided:
                 negative = self._noise_of(x, sigma, timestep, contexts[1])
             down, up = get_ancestral_step(sigma, following) if ancestral else (following, 0.0)
             x = x + (down - sigma) * (negative + CFG * (positive - negative))

@@ -16,9 +16,12 @@ def family(app, tmp_path_factory):
 
 
 @pytest.mark.parametrize("ancestral", [False, True])
-@pytest.mark.parametrize(("one_sided", "until"), [(False, 0.0), (True, 0.0), (True, 400.0)])
+@pytest.mark.parametrize(
+    ("one_sided", "until", "then_both"),
+    [(False, 0.0, False), (True, 0.0, False), (True, 400.0, False), (True, 400.0, True)],
+)
 def test_the_sampler_of_many_models_takes_comfyuis_steps(
-    family, monkeypatch, ancestral, one_sided, until
+    family, monkeypatch, ancestral, one_sided, until, then_both
 ):
     """With predictions that depend on the image, the noise level, the weights and the prompt; to
     1e-5.
@@ -55,7 +58,15 @@ def test_the_sampler_of_many_models_takes_comfyuis_steps(
 
     monkeypatch.setattr(sampler, "_noise_of", noise_of)
     found = sampler._sample(
-        [None], ["a", "b"], image_sampler._Noise(seeds), steps, ancestral, 0.0, one_sided, until
+        [None],
+        ["a", "b"],
+        image_sampler._Noise(seeds),
+        steps,
+        ancestral,
+        0.0,
+        one_sided,
+        until,
+        then_both,
     )
 
     noise, empty = image_sampler._Noise(seeds), torch.zeros(1)
@@ -65,9 +76,10 @@ def test_the_sampler_of_many_models_takes_comfyuis_steps(
     def denoised(x, sigma, **_):
         sigma = sigma[0]
         side = predicted(x, sigma, True, torch.ones(1))
-        against = predicted(x, sigma, not one_sided, empty)
+        late = float(sampling.timestep(sigma)) < until
+        against = predicted(x, sigma, late or not one_sided, empty)
         guided = against + image_sampler.CFG * (side - against)
-        return x - sigma * (guided if float(sampling.timestep(sigma)) >= until else side)
+        return x - sigma * (side if late and not then_both else guided)
 
     denoised.inner_model = SimpleNamespace(inner_model=SimpleNamespace(model_sampling=sampling))
     given = {"disable": True}
@@ -96,7 +108,9 @@ def test_images_of_the_study_are_those_of_the_nodes(end_percent, until):
     population = study.sampler._population(setup.factors(points), None)
     drawn = image_sampler._Noise(range(5, 7))
     with torch.no_grad():
-        ours = study.sampler._sample([population], texts, drawn, steps, False, 0.0, True, until)
+        ours = study.sampler._sample(
+            [population], texts, drawn, steps, False, 0.0, True, until, then_both=True
+        )
     node = host.pack("nodes.weights.nodes_guidance").W2WGuidance
     for point, text, seed, found in zip(points, texts, seeds, ours.split(1), strict=True):
         noise = image_sampler._Noise(range(seed, seed + 1)).draw()
@@ -152,3 +166,25 @@ def test_weights_that_a_node_left_on_the_network_are_in_no_image(family):
     again = trainer.predict(latents.float(), torch.tensor([500]), contexts)
     assert torch.equal(predicted, again)
     assert (before == image()).all()
+
+
+def test_a_learned_space_is_trained_and_trained_further_from_its_file(app, tmp_path):
+    """Members that start from the file are those that were written, but for the int8 of its
+    basis.
+    """
+    from studies.weights import learned, people
+    from studies.world.generate import Generator
+    from studies.world.release import WORLD
+
+    generator, group = Generator.load(WORLD), people.people(3)
+    sizes = {"rank": 2, "components": 2, "images_each": 1}
+    updates, _ = learned.train(generator, group, tmp_path, steps=2, **sizes)
+    path = learned.write(updates, group, tmp_path / "space.safetensors")
+    members = torch.stack([updates.flat(code) for code in updates.codes])
+    further, _ = learned.train(generator, group, tmp_path, steps=0, start=path, **sizes)
+    again = torch.stack([further.flat(code) for code in further.codes])
+    torch.testing.assert_close(again.mean(dim=0), members.mean(dim=0), atol=1e-3, rtol=1e-3)
+    differences = members - members.mean(dim=0)
+    error = (again - again.mean(dim=0) - differences).norm() / differences.norm()
+    assert error < 0.02
+    assert float(further.codes.detach().std(dim=0).max()) == pytest.approx(0.3, rel=1e-3)
