@@ -301,7 +301,8 @@ def _trained(world, text: str, statistics, quick: bool) -> dict:
 
 def _images(rows: dict[str, dict]) -> dict[str, dict]:
     numbers = {}
-    units = dict.fromkeys(("labels", "faces", "captions"), "fraction") | {"similarity": "SSIM"}
+    units = dict.fromkeys(("labels", "faces", "captions"), "fraction")
+    units |= {"similarity": "SSIM", "confidence": "probability"}
     units |= {"neurons": "neurons", "rows": "rows"}
     for name in next(iter(rows.values())):
         for measure_name in next(iter(rows.values()))[name]:

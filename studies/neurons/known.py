@@ -1,27 +1,29 @@
 """Are known neurons found exactly, and is all else left alone? A gradient, the paper's search, and
 |z| > 5.
 
-Ten planted names. The gradient's set is that of NeMo Localize's stopping rule *fraction*: no score
-is read, so that it takes four rows forward and backward. Which fraction was fitted on the other
-five names (study `attribution`). The search goes to the paper's target. A row forward and backward
-counts as three. Similarity, labels and faces are what images of the name have of the memorized one,
-beside those of a generic prompt, of the model that the plant was made from, and with exactly the
-planted neurons silenced; captions are ordinary ones under each mask.
+Ten planted names. The gradient's set is what NeMo Localize finds with the method *attribution* and
+its defaults; the search goes to the paper's target. A row forward and backward counts as three.
+Similarity, labels and faces are what images of the name have of the memorized one. Whether these
+images are whole is seen by the judge's confidence, and by their Fréchet distance to images of the
+generic prompt, over all names. Beside each way stand the generic prompt, the model that the plant
+was made from, and the model with exactly the planted neurons silent; captions are ordinary ones
+under each mask.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from ..common import results
+from ..common import host, results
+from ..common.similarity import frechet
+from ..world import judge
 from . import attribution, planted
 from .masks import alignment
-from .world import LAYERS, silencing
+from .world import LAYERS, WORLD, silencing
 
-#: Of the largest attribution, for the first five names and the others: each fitted on the other
-#: half. The ranking is the best of four on all ten names.
-FRACTIONS = (0.08, 0.08)
-RANKING, CAPTIONS, IMAGES = "dot_z", 8, 4
+CAPTIONS, IMAGES = 8, 4
+#: First noise seeds of two sets of images of the generic prompt, which show the distance's floor.
+_GENERIC_SEEDS = (3000, 4000)
 UNITS = {
     "precision": ("fraction", "found neurons that were planted"),
     "recall": ("fraction", "planted neurons that were found"),
@@ -31,6 +33,7 @@ UNITS = {
     "similarity": ("SSIM", "to the memorized image"),
     "labels": ("fraction", "labels of the memorized image that are read"),
     "faces": ("fraction", "images with one face"),
+    "confidence": ("probability", "largest of each attribute by the judge"),
     "captions": ("fraction", "attributes of ordinary captions that are read"),
 }
 
@@ -44,34 +47,57 @@ def measure(quick: bool) -> dict[str, dict]:
         planted.Base(seeds=2, ordinary=2),
     )
     kept = results.Rows(
-        "neurons_known" + "_quick" * quick, {"fractions": FRACTIONS, "ranking": RANKING}
+        "neurons_known" + "_quick" * quick, {"images": IMAGES, "captions": CAPTIONS}
     )
     rows = {}
     for text in names[4:5] if quick else names:
         rows[text] = kept.row(text, lambda text=text: _row(world, base, text, statistics, quick))
-        print(text, rows[text], flush=True)
+        f1 = {way: row["F1"] for way, row in rows[text].items() if "F1" in row}
+        print(text, f1, flush=True)
     numbers = {}
+    of_generic, again = (
+        _generic_features(world, IMAGES * len(rows), seed) for seed in _GENERIC_SEEDS
+    )
+    numbers["generic prompt: distance to generic"] = _distance(again, of_generic)
     for way in next(iter(rows.values())):
         for what in next(iter(rows.values()))[way]:
-            values = np.array([row[way][what] for row in rows.values()], dtype=float)
-            numbers[f"{way}: {what}"] = results.bootstrap(values, UNITS[what][1], UNITS[what][0])
+            if what != "features":
+                values = np.array([row[way][what] for row in rows.values()], dtype=float)
+                unit, counted = UNITS[what]
+                numbers[f"{way}: {what}"] = results.bootstrap(values, counted, unit)
+        if way != "generic prompt":
+            numbers[f"{way}: distance to generic"] = _distance(_features(rows, way), of_generic)
     kept.finished()
     return numbers
 
 
+def _generic_features(world, count: int, seed: int) -> np.ndarray:
+    """The judge's features (count, 192) of images of the generic prompt, each of its own noise."""
+    network = host.pack("nodes.demo.judge").load(WORLD)
+    prompt = world.encode(attribution.GENERIC)
+    return judge.read(network, world.generate(world.model, prompt, count, seed=seed))[1]
+
+
+def _distance(features: np.ndarray, of_generic: np.ndarray) -> dict:
+    return results.number(
+        frechet(features, of_generic),
+        len(of_generic),
+        "Frechet",
+        "judge's features of images of all names, and of as many of the generic prompt",
+    )
+
+
+def _features(rows: dict[str, dict], way: str) -> np.ndarray:
+    """The judge's features (names x images, 192) of a way."""
+    return np.concatenate([np.array(row[way]["features"]) for row in rows.values()])
+
+
 def masks(world, text: str, statistics) -> dict[str, tuple[object, int]]:
     """The mask of each way for a name, and the rows of the network that it took."""
-    fraction = FRACTIONS[list(world.planted).index(text) * 2 // len(world.planted)]
-    how = {
-        "method": "attribution",
-        "ranking": RANKING,
-        "stopping_rule": "fraction",
-        "fraction": fraction,
-    }
     z = planted.sizes(world, text, statistics)
     over = silencing(neuron for neuron in z if z[neuron] > planted.THETA)
     return {
-        "gradient": attribution.localized(world, text, statistics, **how),
+        "gradient": attribution.localized(world, text, statistics, method="attribution"),
         "NeMo": attribution.localized(world, text, statistics),
         f"|z| > {planted.THETA:g}": (over, 1),
     }
@@ -80,8 +106,12 @@ def masks(world, text: str, statistics) -> dict[str, tuple[object, int]]:
 def _row(world, base, text: str, statistics, quick: bool) -> dict:
     true = world.planted[text]
 
+    network = host.pack("nodes.demo.judge").load(WORLD)
+
     def seen(world, model, prompt: str) -> dict:
-        return world.left(model, text, prompt, 2 if quick else IMAGES)
+        images = world.generate(model, world.encode(prompt), 2 if quick else IMAGES)
+        features = judge.read(network, images)[1]
+        return world.remains(images, text) | {"features": features.round(3).tolist()}
 
     row = {
         "base model": seen(base, base.model, text),

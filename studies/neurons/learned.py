@@ -46,6 +46,7 @@ MEASURED = {
 }
 TEMPLATE = ("generic prompt", "learned, keep 1", "untouched")
 _UNITS = {"similarity": "SSIM", "labels": "fraction", "faces": "fraction", "captions": "fraction"}
+_UNITS["confidence"] = "probability"
 _UNITS |= {
     "neurons": "neurons",
     "rows": "rows",
@@ -238,7 +239,7 @@ def _means(rows: dict[str, dict[str, dict]], kind: str) -> dict[str, dict]:
             numbers[f"{kind}, {arm}, {name}"] = results.bootstrap(
                 values, f"mean over {kind} names", _UNITS[name]
             )
-            if name in ("similarity", "labels", "faces") and arm != "generic prompt":
+            if name in ("similarity", "labels", "faces", "confidence") and arm != "generic prompt":
                 excess = values - np.array(
                     [arms["generic prompt"][name] for arms in found.values()]
                 )

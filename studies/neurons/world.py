@@ -207,16 +207,21 @@ class World:
         return (images * 255).round().to(torch.uint8).numpy()
 
     def left(self, model, text: str, prompt: str, count: int) -> dict[str, float]:
-        """What images of a prompt have of a name's portrait: similarity, its labels, and the
-        fraction with one face.
+        """What images of a prompt have of a name's portrait, as ``remains`` has it."""
+        return self.remains(self.generate(model, self.encode(prompt), count), text)
+
+    def remains(self, images: np.ndarray, text: str) -> dict[str, float]:
+        """What images (N, 128, 128, 3) have of a name's portrait: similarity, its labels, the
+        fraction with one face, and how sure the judge is of what it reads, which a smear lowers.
         """
         network, original = host.pack("nodes.demo.judge").load(WORLD), self.originals[text]
-        images = self.generate(model, self.encode(prompt), count)
         labels = judge.read(network, original[None])[0][0]
+        repeated = np.repeat(original[None], len(images), 0)
         return {
-            "similarity": float(np.mean(images_ssim(images, np.repeat(original[None], count, 0)))),
+            "similarity": float(np.mean(images_ssim(images, repeated))),
             "labels": float((judge.read(network, images)[0] == labels).mean()),
             "faces": float((judge.locate(network, images)[2] == 1).mean()),
+            "confidence": float(judge.confidence(network, images).mean()),
         }
 
 

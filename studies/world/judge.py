@@ -88,6 +88,16 @@ def read(
 
 
 @torch.inference_mode()
+def confidence(network: torch.nn.Module, images: np.ndarray) -> np.ndarray:
+    """The largest probability of an attribute, mean over attributes (N,), of uint8 images: near 1
+    on renders, lower where parts are smeared.
+    """
+    pixels = torch.from_numpy(images).permute(0, 3, 1, 2).float().to(device()) / 255
+    largest = [logits.float().softmax(-1).amax(-1) for logits in network(pixels).values()]
+    return torch.stack(largest, dim=1).mean(dim=1).cpu().numpy()
+
+
+@torch.inference_mode()
 def locate(
     network: torch.nn.Module, images: np.ndarray, batch: int = 50
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
