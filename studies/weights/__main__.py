@@ -2,16 +2,16 @@
 
 Steps, in order: train (LoRAs of a population, a cohort at a time), release (the space of these
 LoRAs), learned (the space that the pack ships, trained as a whole), learned_measure (the two side
-by side), sampling (by which law), composition (people composed of members' attributes), twins (what
-limits an edit), matched, delayed (edits that start late), measure, guidance, invert (the node W2W
-Invert), images (the same from one, three and ten images), fits and ceiling (what limits a collected
-space), names (every layer of LoRAs of ten networks beside Load LoRA, on the ComfyUI that
-COMFYUI_DIR names), random_labels (how often a label without meaning counts as a direction), folder
-(any folder of LoRAs that --loras names: norms, likeness, sizes), sdxl (the way from twenty LoRAs of
-SDXL's shapes to a file, with time and memory), small (the demo workflow's space of sixteen people),
-factors (what a learned space depends on, one factor at a time: hours, in pieces that --minutes
-ends). Without a step all run; `--quick` measures the shipped space with fewer samples. Finished
-parts are kept in .cache/weights.
+by side), eyes (captions that name them), gradual (sliders step by step), sampling (by which law),
+composition (people composed of members' attributes), twins (what limits an edit), matched, delayed
+(edits that start late), measure, guidance, invert (the node W2W Invert), images (the same from one,
+three and ten images), fits and ceiling (what limits a collected space), names (every layer of LoRAs
+of ten networks beside Load LoRA, on the ComfyUI that COMFYUI_DIR names), random_labels (how often a
+label without meaning counts as a direction), folder (any folder of LoRAs that --loras names: norms,
+likeness, sizes), sdxl (the way from twenty LoRAs of SDXL's shapes to a file, with time and memory),
+small (the demo workflow's space of sixteen people), factors (what a learned space depends on, one
+factor at a time: hours, in pieces that --minutes ends). Without a step all run; `--quick` measures
+the shipped space with fewer samples. Finished parts are kept in .cache/weights.
 """
 
 from __future__ import annotations
@@ -24,7 +24,16 @@ from pathlib import Path
 from ..common import host
 
 FOLDER = host.ROOT / ".cache" / "weights"
-OF_SHIPPED = ("learned_measure", "sampling", "composition", "twins", "matched", "delayed")
+OF_SHIPPED = (
+    "learned_measure",
+    "eyes",
+    "sampling",
+    "composition",
+    "gradual",
+    "twins",
+    "matched",
+    "delayed",
+)
 OF_COLLECTED = ("measure", "guidance", "fits", "ceiling", "random_labels")
 PARTS = {name: f"{name}:run" for name in OF_SHIPPED + OF_COLLECTED}
 PARTS |= {
@@ -58,6 +67,10 @@ def main(argv: Sequence[str]) -> int:
         "--loras", type=Path, help="for the step folder: a folder of LoRAs of one base model"
     )
     parser.add_argument(
+        "--start", type=Path, help="for the step learned: a learned space that is trained further"
+    )
+    parser.add_argument("--further", type=int, default=300, help="with --start: training steps")
+    parser.add_argument(
         "--quick", action="store_true", help="measure with fewer samples, in under five minutes"
     )
     options = parser.parse_args(argv)
@@ -66,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
         parser.error(f"there is no step {unknown[0]}: choose from {', '.join(NAMES)}")
     for step in options.steps or (("measure",) if options.quick else NAMES):
         if step == "learned":
-            _learned(options.people)
+            _learned(options.people, options.start, options.further)
         elif step not in PARTS:
             _population(options.people, options.minutes * 60, step == "release")
         elif step == "folder" and not options.loras:
@@ -81,17 +94,27 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _learned(count: int) -> None:
-    """Train the space that the pack ships, or go on training, and write it."""
+def _learned(count: int, start: Path | None, further: int) -> None:
+    """Train the space that the pack ships, or go on training; write it and the demo's folders.
+
+    With ``start`` a space of the same people is trained for ``further`` steps.
+    """
     from ..world.generate import Generator
     from ..world.release import WORLD
     from . import learned
     from .people import people
 
     folder, group = FOLDER / "learned", people(count)
-    updates, seconds = learned.train(Generator.load(WORLD), group, folder)
+    updates, seconds = learned.train(
+        Generator.load(WORLD),
+        group,
+        folder,
+        steps=learned.STEPS if start is None else further,
+        start=start,
+    )
     print(f"{seconds:.0f} s")
     learned.write(updates, group)
+    learned.write_folders(learned.DEMO_FOLDER)
 
 
 def _population(count: int, seconds: float, release_it: bool) -> None:

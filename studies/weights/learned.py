@@ -27,7 +27,8 @@ from .population import Plan, Trainer
 from .release import ASSET, face_name
 
 RANK, COMPONENTS, STEPS, IMAGES_EACH = 4, 96, 900, 3
-DEMO_PEOPLE = 700_000  # numbers of the identities of demo_weights_train_space
+#: The folders of demo_weights_train_space, and the numbers of their identities.
+DEMO_FOLDER, DEMO_PEOPLE = ASSET.parent / "avatars-v2-people", 700_000
 
 
 class Session:
@@ -54,6 +55,9 @@ class Session:
 
     def clean(self, latent):
         return latent
+
+    def rows_at_once(self, count: int, shape, *, gradients: bool = True) -> int:
+        return count  # rows of 24 x 16 x 16 fit any machine
 
     def denoised(self, noised, sigmas, rows):
         contexts = self._contexts.flatten(0, 1)[rows].float().to(self.device)
@@ -92,9 +96,13 @@ def train(
     components: int = COMPONENTS,
     steps: int = STEPS,
     images_each: int = IMAGES_EACH,
+    start: Path | None = None,
 ):
     """Train people together, or go on from the checkpoint in ``folder``; the updates, and the
     seconds of this run.
+
+    ``start``: the file of a learned space of the same people, rank and components, whose updates
+    are trained further.
     """
     method, training = (
         host.pack("nodes.weights.learned_space"),
@@ -105,6 +113,8 @@ def train(
     count = data.latents.shape[1]
     layout = attention_layout(trainer.network, rank, float(rank))
     updates = method.LearnedUpdates(layout, len(group), components, 0, device())
+    if start is not None:
+        start_from(updates, host.pack("nodes.weights.space_file").read(start))
     images = [range(first, first + count) for first in range(0, len(group) * count, count)]
     rows = list(range(len(group) * count))
     given = training.MemberImages(images=images, kinds=[0] * len(rows), conditions=rows)
@@ -128,6 +138,40 @@ def train(
     with adapted(trainer.network, updates):
         run.run(Session(trainer, generator, data), on_step)
     return updates, time.perf_counter() - started
+
+
+@torch.no_grad()
+def start_from(updates, space) -> None:
+    """Give updates the members of a learned space: directions are its basis vectors, each scaled so
+    that codes are spread as at the start of a training.
+
+    Raises ValueError for a space of another number of members, components or layers.
+    """
+    method = host.pack("nodes.weights.learned_space")
+    point = host.pack("nodes.weights.space").Point
+    sizes = (updates.layout.size, *updates.codes.shape)
+    if sizes != (space.layout.size, len(space.members), space.components):
+        raise ValueError(f"{space.about['name']} is no space of this population: retrain it.")
+    downs, ups = (
+        torch.cat([torch.arange(*part(slot)) for slot in space.layout.slots])
+        for part in (
+            lambda slot: (slot.offset, slot.up_offset),
+            lambda slot: (slot.up_offset, slot.end),
+        )
+    )
+    units = torch.eye(space.components)
+    flats = torch.stack([point(space, unit).flat for unit in units])
+    basis = (flats - space.mean)[:, ups].double()
+    # The mean update lies in the span of the directions, as all members do.
+    mean = torch.linalg.lstsq(basis.T, space.mean[ups].double()[:, None]).solution[:, 0]
+    spread = space.coefficients.double().std(dim=0) / method.CODE_SPREAD
+    codes = (space.coefficients.double() + mean) / spread
+    for name, value in (
+        ("projections", space.mean[downs]),
+        ("directions", basis * spread[:, None]),
+        ("codes", codes),
+    ):
+        updates.parameters[name].copy_(value.float())
 
 
 def write(updates, group: list[Person], path: Path = ASSET) -> Path:

@@ -75,11 +75,23 @@ def person(number: int, seed: int = SEED, own_scenes: bool = False) -> Person:
 
 
 def caption(scene: Scene) -> str:
-    """What varies in an image, and nothing of the identity."""
+    """All that varies in an image and has words, and nothing of the identity.
+
+    Eyes are named behind sunglasses, too: else their name would tell who wears none, and a slider
+    for sunglasses would work against a prompt with "open eyes".
+    """
+    return ", ".join(["portrait", *varying(scene)])
+
+
+def varying(scene: Scene) -> list[str]:
+    """The phrases of what varies between a person's images: clothing, mouth, eyes, background."""
     described = captions.phrases(scene.face)
-    return ", ".join(
-        ["portrait", described["clothing"], described["mouth"], captions.background_phrase(scene)]
-    )
+    return [
+        described["clothing"],
+        described["mouth"],
+        captions.eyes_phrase(scene.face),
+        captions.background_phrase(scene),
+    ]
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,12 @@ import numpy as np
 import torch
 
 from ..common import host, results
-from ..world import captions, dataset, judge
+from ..world import dataset, judge
 from ..world.faces import ATTRIBUTES, IDENTITY, Face, visible
 from ..world.generate import Generator
 from ..world.release import WORLD
-from ..world.scenes import Scene
 from .image_sampler import ImageSampler
-from .people import SEED, Person, person
+from .people import SEED, Person, person, varying
 from .population import Plan, Trainer
 from .release import ASSET, FILE
 
@@ -125,19 +124,9 @@ def factors(points: list) -> torch.Tensor:
 
 def prompts(group: list[Person], image: int = 0, extra: str = "") -> list[str]:
     """A caption of what varies in a further image of each person, with a phrase added."""
-    texts = []
-    for one in group:
-        scene: Scene = one.further[image]
-        described = captions.phrases(scene.face)
-        parts = [
-            "portrait",
-            extra,
-            described["clothing"],
-            described["mouth"],
-            captions.background_phrase(scene),
-        ]
-        texts.append(", ".join(filter(None, parts)))
-    return texts
+    return [
+        ", ".join(filter(None, ["portrait", extra, *varying(one.further[image])])) for one in group
+    ]
 
 
 def truth(group: list[Person]) -> np.ndarray:

@@ -56,8 +56,13 @@ def phrases(face: Face) -> dict[str, str]:
         "mouth": MOUTH[face.mouth],
     }
     if face.accessory != "sunglasses":
-        found["eyes"] = f"{face.eyes} eyes"
+        found["eyes"] = eyes_phrase(face)
     return found
+
+
+def eyes_phrase(face: Face) -> str:
+    """For example "closed eyes"."""
+    return f"{face.eyes} eyes"
 
 
 def background_phrase(scene: Scene) -> str:

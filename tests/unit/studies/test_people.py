@@ -41,6 +41,7 @@ def test_captions_say_nothing_of_the_identity(group):
         for scene in one.scenes:
             text = people.caption(scene)
             assert text.startswith("portrait, ") and scene.face.clothing in text
+            assert f"{scene.face.eyes} eyes" in text
             assert not words & set(text.replace(",", "").split())
 
 
