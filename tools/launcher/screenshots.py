@@ -175,6 +175,18 @@ def paired(renderer: str, number: int, newest: bool) -> dict:
 
 def whole(opened: canvas.Canvas, target: Path) -> Path:
     """Save all of the workflow as an image."""
+    _show_whole(opened)
+    paths.write_atomically(target, opened.page.screenshot(type="jpeg", quality=88))
+    return target
+
+
+def pictured(opened: canvas.Canvas) -> Image.Image:
+    """All of the workflow as an image."""
+    _show_whole(opened)
+    return Image.open(io.BytesIO(opened.page.screenshot()))
+
+
+def _show_whole(opened: canvas.Canvas) -> None:
     left, top, width, height = opened.page.evaluate(_BOUNDS)
     scale = min(_SCALE, (_LARGEST[0] - 2 * _MARGIN) / width, (_LARGEST[1] - 2 * _MARGIN) / height)
     size = {
@@ -183,8 +195,6 @@ def whole(opened: canvas.Canvas, target: Path) -> Path:
     }
     opened.page.set_viewport_size(size)
     _show(opened, left - _MARGIN / scale, top - _MARGIN / scale, scale)
-    paths.write_atomically(target, opened.page.screenshot(type="jpeg", quality=88))
-    return target
 
 
 def _take_close_up(opened: canvas.Canvas, close_up: CloseUp, target: Path) -> None:

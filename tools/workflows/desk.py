@@ -64,7 +64,7 @@ def demo_noise_portrait_desk(w: Workflow) -> None:
         "vae",
         "clip",
     )
-    shown = {"member_name": "person_0058", "prompt": _TEXT, "noise_seed": 20, "image_index": 5}
+    shown = {"member_name": "person_0001", "prompt": _TEXT, "noise_seed": 20, "image_index": 5}
     ready = dict(zip(names, w.subgraph("Person, prompt and layout", person, **shown), strict=True))
     point, noise, reference, mask = (
         ready.pop(name) for name in ("point", "noise", "reference", "mask")

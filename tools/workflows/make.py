@@ -120,7 +120,7 @@ def _animation(url: str | None) -> int:
     from tools.workflows import animation
 
     with _running(url) as running:
-        print(f"{animation.write(running.url, running.object_info()).name} written")
+        print(f"{animation.write(running.url).name} written")
     return 0
 
 

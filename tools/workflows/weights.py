@@ -9,7 +9,7 @@ from .sampling import encode, sample
 SPACE = "avatars-v2-w2w.safetensors"
 PROMPT = "portrait, blue hoodie, smiling, open eyes, plain green background"
 PAPER = "weights2weights, arXiv 2406.09413"
-MEMBER = "person_0058"
+MEMBER = "person_0001"
 SAMPLER, STEPS = "euler_ancestral", 30
 GUIDED = {
     "end_percent": 0.6

@@ -20,8 +20,7 @@ def demo_weights_sample(w: Workflow) -> None:
         "color, facial hair and glasses, each of another member. Prompt and noise are the same "
         "for all, so only the person differs.",
         "**None of them** is a member: the label output of W2W Sample names the attributes of each "
-        "and the members nearest to it. **Eyes are their weak point**: at some seeds of KSampler "
-        "they are smudged or half closed, as seldom on the base model.",
+        "and the members nearest to it.",
         "**Try** another seed; `black skin, afro, no glasses` in person, which all six then have; "
         "source: random, the paper's normal distribution.",
     )
