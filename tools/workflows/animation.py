@@ -17,9 +17,9 @@ _SIZE = (1000, 560)
 _TITLE = 44  # pixels of the strip above
 _GAP = 16
 _SHOWN = "SaveImage"
-_WORKFLOW_MILLISECONDS = 1500
+_WORKFLOW_MILLISECONDS = 1200
 _BETWEEN, _STEP_MILLISECONDS = 4, 160  # steps from 0 to 1, as a slider is drawn
-_REST_MILLISECONDS = 1100
+_REST_MILLISECONDS = 750
 _IMAGE = """type => {
     const node = app.graph.nodes.find(node => node.type === type)
     return new URLSearchParams(app.nodeOutputs[node.id].images[0]).toString()
