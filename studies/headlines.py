@@ -41,7 +41,6 @@ class Headline:
 _GUIDED = "positive side to 60 %"
 _END_OF_GUIDANCE = "end of the guidance chosen on other members of the collected space"
 _LORA = "steps and rate from a grid of six on ten other people; the best is a corner of the grid"
-_PLANTED_CUT = "cut fitted on the other five names; ranking the best of four on the same ten names"
 _GAP = "a rule without a setting; ranking chosen on the other five names, both ways the same"
 _STRENGTH = "strength and denoise set before"
 _IMG2IMG = "best two of four denoises on the same captions"
@@ -64,7 +63,7 @@ def _inverted(key: str, *, named: str = "the node's defaults") -> Measured:
 def _planted(way: str, measure: str) -> Measured:
     """A number of a way to find planted neurons, on the same ten names."""
     settings = {
-        "gradient": (Fitted.SAME, _PLANTED_CUT),
+        "gradient": (Fitted.OTHERS, _GAP),
         "NeMo": (Fitted.NONE, "the paper's settings and target"),
         "|z| > 5": (Fitted.NONE, "the threshold that the paper's search begins with"),
     }
@@ -230,12 +229,23 @@ HEADLINES = (
         rivals=(_planted("NeMo", "rows"),),
     ),
     Headline(
-        number=_planted("gradient", "F1"),
-        rivals=(_planted("NeMo", "F1"), _planted("|z| > 5", "F1")),
-    ),
-    Headline(
         number=_planted("gradient", "similarity"),
         rivals=(_planted("NeMo", "similarity"), _planted("generic prompt", "similarity")),
+    ),
+    Headline(
+        number=_planted("gradient", "confidence"),
+        rivals=(
+            _planted("planted neurons", "confidence"),
+            _planted("generic prompt", "confidence"),
+            _planted("untouched", "confidence"),
+        ),
+    ),
+    Headline(
+        number=_planted("gradient", "distance to generic"),
+        rivals=(
+            _planted("planted neurons", "distance to generic"),
+            _planted("generic prompt", "distance to generic"),
+        ),
     ),
     Headline(
         number=_planted("gradient", "captions"),

@@ -46,7 +46,7 @@ def space_before() -> Path:
 
 
 def measure(count: int) -> dict[str, dict]:
-    """Eyes as the prompt asks, identity, and the distance to renders, by space and by guidance."""
+    """Eyes as requested, identity, and the distance to renders, by space and by guidance."""
     arms = {
         f"{name}, {way}": (path, way)
         for way in (GUIDED, BOTH)
@@ -57,9 +57,9 @@ def measure(count: int) -> dict[str, dict]:
     rows["base model"] = _row(space_before(), BOTH, count, base=True)
     numbers: dict[str, dict] = {}
     for name, row in rows.items():
-        numbers[f"{name}: eyes as asked"] = results.fraction(
+        numbers[f"{name}: eyes as requested"] = results.fraction(
             np.array(row["eyes"]),
-            "members without sunglasses whose eyes are recognized as the prompt asks",
+            "members without sunglasses whose eyes are recognized as the prompt requests",
         )
         numbers[f"{name}: identity"] = results.bootstrap(
             np.array(row["identity"]),
@@ -73,7 +73,7 @@ def measure(count: int) -> dict[str, dict]:
             "judge's features of images, and of renders of their scenes",
         )
     alone, guided = rows["eyes in captions, " + ALONE], rows[f"eyes in captions, {GUIDED}"]
-    for what, label in (("eyes", "eyes as asked"), ("identity", "identity")):
+    for what, label in (("eyes", "eyes as requested"), ("identity", "identity")):
         numbers[f"then both sides less then alone: {label}"] = results.bootstrap(
             np.array(guided[what], float) - np.array(alone[what], float),
             "paired difference on the same members",
@@ -81,7 +81,7 @@ def measure(count: int) -> dict[str, dict]:
         )
     for way in (GUIDED, BOTH):
         named, before = rows[f"eyes in captions, {way}"], rows[f"no eyes in captions, {way}"]
-        for what, label in (("eyes", "eyes as asked"), ("identity", "identity")):
+        for what, label in (("eyes", "eyes as requested"), ("identity", "identity")):
             numbers[f"named less not named, {way}: {label}"] = results.bootstrap(
                 np.array(named[what], float) - np.array(before[what], float),
                 "paired difference on the same members",
@@ -106,11 +106,11 @@ def _read(path: Path, way: str, count: int, *, base: bool) -> dict:
     flats = study.base(count) if base else factors(study.points(group))
     seen, images = study.read(flats, prompts(group), **WAYS[way])
     labels, features = judge.read(study.network, images)
-    asked = np.array([ATTRIBUTES["eyes"].index(one.further[0].face.eyes) for one in group])
+    requested = np.array([ATTRIBUTES["eyes"].index(one.further[0].face.eyes) for one in group])
     bare = np.array([one.face.accessory != "sunglasses" for one in group])
     renders = judge.read(study.network, np.stack([render(one.further[0]) for one in group]))[1]
     return {
-        "eyes": (labels[:, _EYES] == asked)[bare].tolist(),
+        "eyes": (labels[:, _EYES] == requested)[bare].tolist(),
         "identity": fractions(seen, truth(group)).tolist(),
         "distance": float(frechet(features, renders)),
     }

@@ -41,7 +41,7 @@ UNITS = {
 
 
 def lacking(study: Study, slider: str, count: int) -> list[Person]:
-    """Members at random without the attribute, whose hair has a color where that is asked for."""
+    """Members at random without the attribute; for a color of hair, with hair that has one."""
     attribute, values = SLIDERS[slider]
     order = np.random.default_rng(20261122).permutation(len(study.space.members))
     group = []

@@ -180,7 +180,7 @@ def whole(opened: canvas.Canvas, target: Path) -> Path:
     return target
 
 
-def pictured(opened: canvas.Canvas) -> Image.Image:
+def screenshot_of(opened: canvas.Canvas) -> Image.Image:
     """All of the workflow as an image."""
     _show_whole(opened)
     return Image.open(io.BytesIO(opened.page.screenshot()))

@@ -119,7 +119,7 @@ def _frames(browser, url: str, scene: Scene) -> Iterator[tuple[Image.Image, int]
     opened = screenshots.open_bare(browser, url, vue=False)
     opened.load(workflow.load(path))
     opened.run()
-    yield _titled(scene.title, screenshots.pictured(opened)), _WORKFLOW_MILLISECONDS
+    yield _titled(scene.title, screenshots.screenshot_of(opened)), _WORKFLOW_MILLISECONDS
     screenshots.look_at_alone(opened, scene.node)
     for value, milliseconds in scene.values:
         opened.set(scene.node, scene.widget, value)
