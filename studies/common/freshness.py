@@ -40,7 +40,6 @@ OF_FORMER_ASSETS = {
     "bench_weights",
     "bench_weights_desk",
     "bench_weights_guidance",
-    "weights_composition",
     "weights_delayed",
     "weights_factors",
     "weights_images",
