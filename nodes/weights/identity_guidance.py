@@ -40,9 +40,11 @@ def describe(base: float, terms: list[tuple[float, Point]], end_percent: float) 
     parts = [("base model", base)] if base or not terms else []
     parts += [(point.name, weight) for weight, point in terms]
     count = len(parts) + 1
+    after = ""
+    if end_percent < 1:
+        after = f" After {end_percent:.0%} of sampling both sides have it: {2 * len(parts)}."
     return (
         f"Positive side: {', '.join(f'{weight:+g} x {name}' for name, weight in parts)}. Negative "
         f"side: base model. {count} model evaluations per step and image (plain CFG: 2); one fewer "
-        "at cfg 1, where the negative side is skipped."
-        + ("" if end_percent >= 1 else f" After {end_percent:.0%} of sampling: both sides alike.")
+        "at cfg 1, where the negative side is skipped." + after
     )

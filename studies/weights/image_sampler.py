@@ -91,7 +91,8 @@ class ImageSampler:
             with adapted(self.trainer.network, population):
                 negative = positive = self._noise_of(x, sigma, timestep, contexts[0])
                 guided = timestep >= until
-                if not one_sided if guided else then_both:
+                both_sides = not one_sided if guided else then_both
+                if both_sides:
                     negative = self._noise_of(x, sigma, timestep, contexts[1])
             if one_sided and guided:
                 negative = self._noise_of(x, sigma, timestep, contexts[1])

@@ -152,13 +152,9 @@ def start_from(updates, space) -> None:
     sizes = (updates.layout.size, *updates.codes.shape)
     if sizes != (space.layout.size, len(space.members), space.components):
         raise ValueError(f"{space.about['name']} is no space of this population: retrain it.")
-    downs, ups = (
-        torch.cat([torch.arange(*part(slot)) for slot in space.layout.slots])
-        for part in (
-            lambda slot: (slot.offset, slot.up_offset),
-            lambda slot: (slot.up_offset, slot.end),
-        )
-    )
+    slots = space.layout.slots
+    downs = torch.cat([torch.arange(slot.offset, slot.up_offset) for slot in slots])
+    ups = torch.cat([torch.arange(slot.up_offset, slot.end) for slot in slots])
     units = torch.eye(space.components)
     flats = torch.stack([point(space, unit).flat for unit in units])
     basis = (flats - space.mean)[:, ups].double()

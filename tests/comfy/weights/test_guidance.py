@@ -142,9 +142,9 @@ def test_after_the_end_both_sides_have_the_point(
     """Before it the guidance is what it is without an end; after it CFG between sides that have
     the same weighted sum, to 1e-4.
     """
-    whole, limited = (
-        guidance(app, family, points, identity, edit, end_percent=end)[0] for end in (1.0, 0.6)
-    )
+    whole, _ = guidance(app, family, points, identity, edit)
+    limited, report = guidance(app, family, points, identity, edit, end_percent=0.6)
+    assert f"both sides have it: {rows}." in report
     end = float(family.model.get_model_object("model_sampling").percent_to_sigma(0.6))
     for sigma in (1.05 * end, end):
         early = denoised(app, cfg_guider(app, family, limited, 3.0), sigma)
