@@ -13,6 +13,17 @@ _OVERSAMPLING = 8
 _ITERATIONS = 6
 
 
+def check_finite(name: str, values: torch.Tensor) -> None:
+    """Raise ValueError where activations hold NaN or infinity. Tensors on PyTorch's meta device
+    have shapes and no values, and pass.
+    """
+    if not values.is_meta and not values.isfinite().all():
+        raise ValueError(
+            f"The activations of {name} have NaN or infinity: the model overflows in its "
+            "precision. Load it in bf16 or fp32."
+        )
+
+
 def principal_components(
     feature: torch.Tensor, count: int = 3
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -20,8 +31,10 @@ def principal_components(
     of all rows.
 
     By descending variance. The sign is fixed: in each component the channel with the largest weight
-    is positive. Components that a tiny feature does not have are zero.
+    is positive. Components that a tiny feature does not have are zero. Raises ValueError for NaN
+    or infinity.
     """
+    check_finite("this feature", feature)
     points = feature.float().movedim(1, -1).flatten(0, -2)
     mean = points.mean(0)
     points = points - mean

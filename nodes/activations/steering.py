@@ -23,7 +23,7 @@ from ..common.safetensors_files import open_file, read_tensors
 from .activation_edit import Edit, mask_at
 from .activation_spec import ActivationSpec
 from .activations import Activations
-from .pca import principal_components
+from .pca import check_finite, principal_components
 
 FORMAT_VERSION = 1
 _PROMPTS_MAX = 256
@@ -33,12 +33,16 @@ _FORMAT = "glassbox steering direction"
 @dataclass(frozen=True)
 class SteeringDirection:
     """A vector (C,) in float32 for each of one or several IDs, how it was computed, in words, and
-    its name or "".
+    its name or "". Raises ValueError for NaN or infinity, which would make black images.
     """
 
     vectors: dict[str, torch.Tensor]
     source: str
     name: str = ""
+
+    def __post_init__(self) -> None:
+        for id_, vector in self.vectors.items():
+            check_finite(id_, vector)
 
     def __str__(self) -> str:
         first, *_, last = (*self.vectors, *self.vectors)
