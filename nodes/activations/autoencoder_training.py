@@ -44,7 +44,7 @@ class TrainingSettings:
     features: int
     k: int
     learning_rate: float
-    dead_after: int
+    dead_after: int = 100
     seed: int
 
 

@@ -45,7 +45,7 @@ class TrainSparseAutoencoder(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         return schema(
             node_id="GBX_TrainSparseAutoencoder",
-            advanced=("batch_size", "learning_rate", "dead_after", "steps", "cfg"),
+            advanced=("batch_size", "learning_rate", "steps", "cfg"),
             display_name="Train Sparse Autoencoder (SAE)",
             category=RESEARCH,
             is_experimental=True,
@@ -115,13 +115,6 @@ class TrainSparseAutoencoder(io.ComfyNode):
                 ),
                 int_input("batch_size", 1024, (1, 1_048_576), "Batch size in positions."),
                 float_input("learning_rate", 0.001, (1e-7, 1.0, 1e-7), "Learning rate of Adam."),
-                int_input(
-                    "dead_after",
-                    100,
-                    (1, 1_000_000),
-                    "A feature is dead after this many batches without activity; dead features "
-                    "are then trained on the remaining error (auxiliary loss).",
-                ),
                 seed("Seed of the initialization, the order and the noise."),
                 int_input("steps", 10, (1, 1000), "Sampling steps per prompt (euler)."),
                 float_input("cfg", 3.0, (1.0, 100.0, 0.1), "CFG scale."),
@@ -167,7 +160,6 @@ class TrainSparseAutoencoder(io.ComfyNode):
         training_steps: int,
         batch_size: int,
         learning_rate: float,
-        dead_after: int,
         seed: int,
         steps: int,
         cfg: float,
@@ -203,7 +195,7 @@ class TrainSparseAutoencoder(io.ComfyNode):
             cfg=cfg,
         )
         settings = autoencoder_training.TrainingSettings(
-            features=features, k=k, learning_rate=learning_rate, dead_after=dead_after, seed=seed
+            features=features, k=k, learning_rate=learning_rate, seed=seed
         )
         about = {
             **settings_identity(settings),

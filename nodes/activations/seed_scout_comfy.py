@@ -182,14 +182,9 @@ def _diversity_scorer(
     clip: CLIP | None, clip_vision: ClipVisionModel | None
 ) -> Callable[[torch.Tensor], Scores]:
     """By embeddings of the images where something embeds them, else by layout and colors."""
-    own = prompt_alignment.own_embedder(clip)
-    if clip_vision is not None:
-        return lambda images: diversity(
-            clip_vision.encode_image(images)["image_embeds"].cpu(), "embeddings"
-        )
-    if own is not None:
-        return lambda images: diversity(own(images).cpu(), "embeddings")
-    return lambda images: diversity(layout_vectors(images), "layout and colors")
+    if clip_vision is None and prompt_alignment.own_embedder(clip) is None:
+        return lambda images: diversity(layout_vectors(images), "layout and colors")
+    return lambda images: diversity(prompt_alignment.embed(images, clip, clip_vision), "embeddings")
 
 
 def _likeness(embed: Callable, images: torch.Tensor, reference: torch.Tensor) -> Scores:

@@ -1,8 +1,8 @@
 """How well images match their prompt, measured by a judge or by CLIP.
 
-A text model may bring a judge: ``measure_alignment(prompt, images)`` and ``embed_images(images)``,
-as the demo model's does. Else it is CLIP's: the cosine of the embeddings of image and prompt, which
-Finding NeMo (arXiv 2406.02366, section 4) calls alignment.
+A text model may bring a judge, as the demo model's does: ``measure_alignments(prompts, images)``
+and ``embed_images(images)``. Else it is CLIP's: the cosine of the embeddings of image and prompt,
+which Finding NeMo (arXiv 2406.02366, section 4) calls alignment.
 """
 
 from __future__ import annotations
@@ -52,19 +52,63 @@ def measure_all(
         raise AbsentError("there is no prompt: write the one that the images were generated from")
     if clip is None:
         raise AbsentError("there is no CLIP: connect the one of the model")
-    judge = getattr(clip.cond_stage_model, "measure_alignment", None)
+    judge = _own_judge(clip)
     if judge is not None:
-        return [judge(prompt, images) for prompt in prompts]
+        found = judge(prompts, images)
+        measured = [alignment for alignment in found if alignment is not None]
+        if len(measured) < len(prompts):
+            raise AbsentError("the prompt requests nothing that the demo world's judge can see")
+        return measured
     if clip_vision is None:
         raise AbsentError(
             "there is no CLIP_VISION: connect the one that was trained with this CLIP"
         )
-    parts = [
-        clip_vision.encode_image(part)["image_embeds"].float().cpu()
-        for part in images.split(_IMAGES_AT_ONCE)
-    ]
-    seen = torch.cat(parts)
+    seen = embed(images, clip_vision=clip_vision)
     return [_cosine(_of_text(clip, prompt), seen) for prompt in prompts]
+
+
+def measure_words(
+    words: Sequence[str], images: torch.Tensor, clip: Any, seen: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """The agreement (B,) of images with each word that can be measured: a judge knows some words
+    only. Without one it is the cosine of the text with ``seen``, a CLIP_VISION's embeddings (B, D).
+
+    Raises AbsentError where it can measure none.
+    """
+    judge = _own_judge(clip)
+    found: list[Alignment | None]
+    if judge is None:
+        found = [_cosine(_of_text(clip, word), seen) for word in words]
+    else:
+        found = judge(words, images)
+    agreements = {
+        word: each.values for word, each in zip(words, found, strict=True) if each is not None
+    }
+    if not agreements:
+        raise AbsentError("the judge of this CLIP knows none of the words")
+    return agreements
+
+
+def _own_judge(clip: Any) -> Callable[..., list[Alignment | None]] | None:
+    return getattr(clip.cond_stage_model, "measure_alignments", None)
+
+
+def embed(images: torch.Tensor, clip: Any = None, clip_vision: Any = None) -> torch.Tensor:
+    """Embeddings float32 (B, D) of images (B, H, W, 3) of 0..1: the CLIP_VISION's, else those of a
+    CLIP's judge.
+
+    Raises AbsentError where there is neither.
+    """
+    own = own_embedder(clip)
+    if clip_vision is not None:
+        parts = [
+            clip_vision.encode_image(part)["image_embeds"].float().cpu()
+            for part in images.split(_IMAGES_AT_ONCE)
+        ]
+        return torch.cat(parts)
+    if own is not None:
+        return own(images).float().cpu()
+    raise AbsentError("there is no CLIP_VISION: connect one from Load CLIP Vision")
 
 
 def _cosine(text: torch.Tensor, seen: torch.Tensor) -> Alignment:

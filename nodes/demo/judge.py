@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ..common.prompt_alignment import AbsentError, Alignment
+from ..common.prompt_alignment import Alignment
 from . import assets
 from .architecture import SIZE
 
@@ -194,24 +195,26 @@ def embed(world: str, images: torch.Tensor) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def measure_agreement(world: str, caption: str, images: torch.Tensor) -> Alignment:
-    """The fraction of the requested attributes that the judge of ``world`` finds in images (B, H,
-    W, 3) of 0..1.
+def measure_agreements(
+    world: str, captions: Sequence[str], images: torch.Tensor
+) -> list[Alignment | None]:
+    """For each caption the fraction of the requested attributes that the judge of ``world`` finds
+    in images (B, H, W, 3) of 0..1; None for one that requests nothing that it can see.
     """
     network = load(world)
-    wanted = read_caption(caption, network.labels)
-    if not wanted:
-        raise AbsentError("the prompt requests nothing that the demo world's judge can see")
     logits = network(_scaled(images))
-    right = [
-        logits[name].argmax(-1) == network.labels[name].index(value)
-        for name, value in wanted.items()
-    ]
-    fraction = torch.stack(right).float().mean(0)
-    return Alignment(
-        fraction,
-        f"fraction of the {len(wanted)} requested attributes that the demo world's judge finds",
-    )
+    found: list[Alignment | None] = []
+    for caption in captions:
+        wanted = read_caption(caption, network.labels)
+        right = [
+            logits[name].argmax(-1) == network.labels[name].index(value)
+            for name, value in wanted.items()
+        ]
+        about = (
+            f"fraction of the {len(wanted)} requested attributes that the demo world's judge finds"
+        )
+        found.append(Alignment(torch.stack(right).float().mean(0), about) if right else None)
+    return found
 
 
 @torch.inference_mode()

@@ -5,6 +5,7 @@ world's words only.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -101,9 +102,11 @@ class DemoClip(comfy.sd1_clip.SD1ClipModel):
         """See `judge.embed`."""
         return judge.embed(self.world, images)
 
-    def measure_alignment(self, prompt: str, images: torch.Tensor) -> Alignment:
-        """See `judge.measure_agreement`."""
-        return judge.measure_agreement(self.world, prompt, images)
+    def measure_alignments(
+        self, prompts: Sequence[str], images: torch.Tensor
+    ) -> list[Alignment | None]:
+        """See `judge.measure_agreements`."""
+        return judge.measure_agreements(self.world, prompts, images)
 
     def read_images(self, images: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """See `judge.read`."""

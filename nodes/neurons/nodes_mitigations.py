@@ -321,7 +321,6 @@ class AdversarialUnlearning(io.ComfyNode):
             advanced=(
                 "batch_size",
                 "keep",
-                "attack_learning_rate",
                 "noise_samples",
                 "restart",
                 "layers",
@@ -404,12 +403,6 @@ class AdversarialUnlearning(io.ComfyNode):
                     "Attack steps per training step. 0: no attack, plain fine-tuning of the "
                     "prompt.",
                 ),
-                float_input(
-                    "attack_learning_rate",
-                    0.1,
-                    (0.0001, 1.0, 0.0001),
-                    "Learning rate of the attack. Paper: .1.",
-                ),
                 int_input("noise_samples", 4, (1, 64), "Noise samples per attack step. Paper: 8."),
                 int_input(
                     "restart",
@@ -475,7 +468,6 @@ class AdversarialUnlearning(io.ComfyNode):
         batch_size: int,
         keep: float,
         attack_steps: int,
-        attack_learning_rate: float,
         noise_samples: int,
         restart: int,
         rank: int,
@@ -496,7 +488,7 @@ class AdversarialUnlearning(io.ComfyNode):
         refuse_compiled(model)
         ordinary = nemo_inputs.collect_prompts(prompts, least=1)
         latent, others = _same_size(vae, image[:1], surrogates)
-        attack = AttackSettings(learning_rate=attack_learning_rate, noise_samples=noise_samples)
+        attack = AttackSettings(noise_samples=noise_samples)
         settings = unlearning.UnlearningSettings(
             steps=steps,
             learning_rate=learning_rate,

@@ -12,7 +12,7 @@ from comfy_api.latest import io
 from ..host.evaluate import untouched
 from ..host.image_output import new_figure, to_image
 from ..host.progress import Progress, check_stop, nothing_to_show, with_progress
-from ..host.schema import NOISE, float_input, int_input, schema, seed
+from ..host.schema import NOISE, int_input, schema, seed
 
 
 class ResizeToBuckets(io.ComfyNode):
@@ -52,13 +52,6 @@ class ResizeToBuckets(io.ComfyNode):
                     "Bucket sides are multiples of this. Larger gives fewer buckets with more "
                     "images each.",
                 ),
-                float_input(
-                    "largest_ratio",
-                    2.0,
-                    (1.0, 8.0, 0.1),
-                    "Maximum aspect ratio: 2 allows twice as wide as high, or as high as wide. 1 "
-                    "crops every image to a square.",
-                ),
                 io.Mask.Input(
                     "masks",
                     optional=True,
@@ -89,12 +82,11 @@ class ResizeToBuckets(io.ComfyNode):
         images: Sequence[torch.Tensor],
         resolution: Sequence[int],
         step: Sequence[int],
-        largest_ratio: Sequence[float],
         masks: Sequence[torch.Tensor] = (),
     ) -> io.NodeOutput:
         from ..common.training import aspect_buckets
 
-        sizes = aspect_buckets.bucket_sizes(resolution[0], step[0], largest_ratio[0])
+        sizes = aspect_buckets.bucket_sizes(resolution[0], step[0], aspect_buckets.LARGEST_RATIO)
         single = [image for batch in images for image in batch]
         before = [(image.shape[1], image.shape[0]) for image in single]
         after = [aspect_buckets.nearest_bucket(*size, sizes) for size in before]

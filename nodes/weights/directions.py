@@ -16,7 +16,8 @@ from __future__ import annotations
 import difflib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from enum import StrEnum
 from types import ModuleType
 from typing import Any
@@ -26,7 +27,7 @@ import torch
 
 from ..common import named_strengths
 from .member_groups import group_means
-from .space import Direction, Space
+from .space import Direction, Reach, Space
 
 
 class FitMethod(StrEnum):
@@ -186,10 +187,14 @@ def slider_ranges(space: Space) -> dict:
     The space's ``name``, its ``directions``, the ``labels`` that directions can be fitted to, and
     the number of ``components``, PC 1 to PC n. ``low`` and ``high`` of a direction are the members'
     extreme projections in units of the largest one, which is a strength of 1; ``raw`` is that
-    strength in units of the fitted vector; ``noise`` and ``about`` are those of the direction.
+    strength in units of the fitted vector; ``noise`` and ``about`` are those of the direction, and
+    ``reached`` and ``appears`` those of its reach, where that was measured; ``measured`` has them
+    for directions that are yet to be fitted. Directions that reach more people come first.
     """
     ranges = []
-    for name, direction in space.directions.items():
+    reaches = {name: one.reach for name, one in space.directions.items()}
+    for name in by_reach(reaches):
+        direction = space.directions[name]
         norm = float(direction.vector.norm())
         largest = direction.max_projection
         low = -1.0
@@ -199,13 +204,30 @@ def slider_ranges(space: Space) -> dict:
             low = min(*ends, 0.0)
             raw = largest / norm
         quality = {"noise": direction.noise, "about": direction.about}
+        if direction.reach is not None:
+            quality |= _outline(direction.reach)
         ranges.append({"name": name, "low": low, "high": 1.0, "raw": raw, **quality})
     return {
         "name": space.name,
         "directions": ranges,
-        "labels": list(space.labels),
+        "labels": by_reach({name: space.reaches.get(name) for name in space.labels}),
+        "measured": {name: _outline(reach) for name, reach in space.reaches.items()},
         "components": space.known,
     }
+
+
+def _outline(reach: Reach) -> dict[str, Any]:
+    return {"reached": reach.reached, "appears": list(reach.appears)}
+
+
+def by_reach(reaches: Mapping[str, Reach | None]) -> list[str]:
+    """Names of directions, those that reach more people first, then those without a measurement."""
+
+    def order(name: str) -> float:
+        reach = reaches[name]
+        return 0.0 if reach is None else -1.0 - reach.reached
+
+    return sorted(reaches, key=order)
 
 
 def direction_step(
@@ -259,6 +281,18 @@ def direction_steps(
     ]
     steps[scaled] = units * torch.tensor(largest)[:, None]
     return steps
+
+
+def with_reach(directions: dict[str, Direction], space: Space) -> dict[str, Direction]:
+    """Directions as the space's own labels give them, with what each was measured to do."""
+    found = {}
+    for name, direction in directions.items():
+        reach = space.reaches.get(name)
+        if reach is not None:
+            about = f"{direction.about}; {reach}"
+            direction = replace(direction, about=about, reach=reach)
+        found[name] = direction
+    return found
 
 
 def _spelled(space: Space, name: str) -> str:

@@ -21,6 +21,7 @@ from .space import Form, Space
 #: Standard deviation of the codes at the start; directions start at zero.
 CODE_SPREAD = 0.3
 _BLOCK = 2**20
+_ROWS = 64
 
 
 class LearnedUpdates:
@@ -61,6 +62,30 @@ class LearnedUpdates:
         self.directions = torch.nn.Parameter(torch.zeros(components, ups, device=device))
         self.codes = torch.nn.Parameter(codes.to(device))
         self._ups = torch.empty(0)
+
+    @classmethod
+    def of_space(cls, space: Space, device: torch.device | str = "cpu") -> LearnedUpdates:
+        """The updates of a learned space, not trained further: a direction for each of its K
+        components, and one more for its mean, whose number in a code is 1.
+        """
+        updates = cls(space.layout, members=1, components=space.components + 1, seed=0)
+        slots = space.layout.slots
+        of_ups = torch.cat([torch.arange(slot.up_offset, slot.end) for slot in slots])
+        of_downs = torch.cat([torch.arange(slot.offset, slot.up_offset) for slot in slots])
+        ups = [
+            space.rows(first, first + _ROWS)[:, of_ups] * space.deviation[of_ups]
+            for first in range(0, space.components, _ROWS)
+        ]
+        ups.append(space.mean[None, of_ups])
+        for parameter, values in (
+            (updates.directions, torch.cat(ups)),
+            (updates.projections, space.mean[of_downs]),
+        ):
+            parameter.requires_grad_(False)
+            parameter.data = values.clone().to(device)
+        updates.codes.requires_grad_(False)
+        updates.codes.data = updates.codes.data.to(device)
+        return updates
 
     @staticmethod
     def training_bytes(layout: Layout, members: int, components: int) -> int:

@@ -16,6 +16,7 @@ from torch import nn
 
 from ..common.lora_keys import canonical
 from ..common.training.aspect_buckets import (
+    LARGEST_RATIO,
     bucket_sizes,
     describe_buckets,
     nearest_bucket,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from ..common.training.session import Session
     from ..host.socket_types import CLIP, VAE, ModelPatcher
     from .flat_layout import Slot
+    from .space import Space
 
 #: Queries and values of attention, as the paper; whole projections where a network has them in one.
 _QUERIES_AND_VALUES = re.compile(
@@ -42,7 +44,6 @@ _QUERIES_AND_VALUES = re.compile(
 )
 _NAMED = 24  # endings of layers' names in a message
 _BUCKET_STEP = 64
-_LARGEST_RATIO = 2.0
 # of previews
 _STEPS = 12
 _CFG = 3.0
@@ -125,6 +126,29 @@ def layout_of(patcher: ModelPatcher, layers: dict[str, nn.Linear], rank: int) ->
     return layout, base_name(patcher)
 
 
+def layers_of_space(patcher: ModelPatcher, space: Space) -> dict[str, nn.Linear]:
+    """The layers of a MODEL that a learned space changes, by their names in LoRA files.
+
+    Raises ValueError where the MODEL has not all of them, with these sizes.
+    """
+    names = dict.fromkeys((slot.layer for slot in space.layout.slots), "")
+    found = targets(patcher.model, {name: space.stems.get(name, "") for name in names})
+    linear = trainable_layers(patcher)
+    layers = {}
+    for slot in space.layout.slots:
+        layer = None
+        if slot.layer in found and found[slot.layer].part is None:
+            layer = linear.get(found[slot.layer].key.removesuffix(".weight"))
+        sizes = slot.down_shape[1], slot.up_shape[0]
+        if not isinstance(layer, nn.Linear) or (layer.in_features, layer.out_features) != sizes:
+            raise ValueError(
+                f"This MODEL has no layer {slot.layer} of these sizes: the space {space.name} is "
+                "made for another base model."
+            )
+        layers[slot.layer] = layer
+    return layers
+
+
 @dataclass(frozen=True, kw_only=True)
 class People:
     """Members' images as the VAE encodes them, and the CONDITIONING of each caption, the last of an
@@ -155,9 +179,7 @@ def gather(
     What cannot be read is left out and named in the remarks. Raises ValueError where fewer than two
     members are left.
     """
-    sizes = bucket_sizes(
-        resolution, min(max(resolution // 64 * 8, 8), _BUCKET_STEP), _LARGEST_RATIO
-    )
+    sizes = bucket_sizes(resolution, min(max(resolution // 64 * 8, 8), _BUCKET_STEP), LARGEST_RATIO)
     latents = list[torch.Tensor]()
     weights = list[torch.Tensor]()
     captions = list[str]()

@@ -19,6 +19,8 @@ from .space import Space
 if TYPE_CHECKING:
     from ..host.socket_types import CLIP, ClipVisionModel
 
+#: The method by which the directions were fitted whose reach a space knows.
+_MEASURED = directions.FitMethod.MOST_RELIABLE
 _EXAMPLE = "member,beard,glasses\nface_001,1,0\nface_002,0,1"
 _SPACE = W2WSpace.Output(
     display_name="space", tooltip="The space with the directions, for W2W Sample and others."
@@ -262,6 +264,8 @@ class W2WFitDirections(io.ComfyNode):
         fitted = directions.fit(
             space, found, components=components, method=method, check_stop=check_stop, beside=every
         )
+        if not labels.strip() and method == _MEASURED and components >= space.known:
+            fitted = directions.with_reach(fitted, space)
         return io.NodeOutput(
             space.with_directions(fitted), "\n".join([directions.describe(fitted), *remarks])
         )
@@ -280,8 +284,9 @@ def _agreement(
     is.
     """
     from ..common import prompt_alignment
+    from .slider_phrases import PLACE, with_phrase
 
-    if "WORD" not in prompt:
+    if not PLACE.search(prompt):
         raise ValueError(
             "The prompt has no WORD that stands for each word: write portrait of a person, WORD."
         )
@@ -301,7 +306,10 @@ def _agreement(
     words = [word for line in lines for word in line]
     try:
         measured = prompt_alignment.measure_all(
-            [prompt.replace("WORD", word) for word in words], torch.cat(images), clip, clip_vision
+            [with_phrase(prompt, word) for word in words],
+            torch.cat(images),
+            clip,
+            clip_vision,
         )
     except prompt_alignment.AbsentError as error:
         raise ValueError(f"The images cannot be compared with words: {error}.") from error

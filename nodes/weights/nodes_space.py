@@ -260,9 +260,14 @@ def _imported(folder: str, filename: str, components: int, storage: str) -> io.N
     return io.NodeOutput(space, f"{remarks}\n{space_report.describe_space(space)}")
 
 
+def _space_stamp(name: str) -> str:
+    path = folders.space_path(name)
+    return f"{folders.file_stamp(path)} {folders.file_stamp(path.with_suffix(space_file.MEASURED))}"
+
+
 class W2WLoadSpace(io.ComfyNode):
     READS: ClassVar = {
-        "space_name": lambda name: folders.file_stamp(folders.space_path(name)),
+        "space_name": _space_stamp,
         "release_folder": _release_stamp,
     }
     WRITES: ClassVar = {"filename": folders.new_space}

@@ -14,12 +14,18 @@ from ..host.folders import named_file, next_file, relative
 from ..host.image_output import new_figure, to_image
 from ..host.progress import nothing_to_show
 from ..host.schema import float_input, int_input, precision_input, schema, seed
-from ..host.sockets import LoraModel
+from ..host.sockets import LoraModel, W2WSpace
+from . import directions as fitted
 from .point_inputs import CATEGORY
 
 if TYPE_CHECKING:
     from ..host.socket_types import CLIP, VAE, ModelPatcher
     from .slider_phrases import SliderPhrases
+    from .space import Space
+
+#: Learning rates where none is set.
+_LORA_RATE = 0.0002
+_SPACE_RATE = 0.05
 
 _PAPER = "Concept Sliders (arXiv 2311.12092)"
 _ADVANCED = (
@@ -66,8 +72,8 @@ def _text_inputs() -> list[io.Input]:
             multiline=True,
             tooltip=(
                 "Prompt of the images that the slider acts on, such as photo of a person; both "
-                "phrases are appended to it. Several prompts, one per line, make the slider "
-                "general. For pairs: one for all, or one per pair."
+                "phrases are appended to it, or replace WORD in it. Several prompts, one per "
+                "line, make the slider general. For pairs: one for all, or one per pair."
             ),
         ),
         io.String.Input(
@@ -88,10 +94,10 @@ def _training_inputs() -> list[io.Input]:
         int_input("steps", 60, (1, 1_000_000), "Training steps (Adam)."),
         float_input(
             "learning_rate",
-            0.0002,
-            (1e-7, 1.0, 1e-7),
-            "Peak learning rate; it decays to a tenth. Measured on the demo model only, where "
-            "0.01 works; start lower on other models.",
+            0.0,
+            (0.0, 1.0, 1e-7),
+            "Peak learning rate; it decays to a tenth. 0: 0.0002 for a LoRA, 0.05 inside a space. "
+            "Measured on the demo model only, where a LoRA learns with 0.01.",
         ),
         float_input(
             "guidance_scale",
@@ -177,6 +183,15 @@ def _training_inputs() -> list[io.Input]:
 
 def _source_inputs() -> list[io.Input]:
     return [
+        W2WSpace.Input(
+            "space",
+            optional=True,
+            tooltip=(
+                "A space of W2W Train Space: the sliders become directions of it, trained on "
+                "images of many people, so that a person stays one person. rank and layers are "
+                "ignored."
+            ),
+        ),
         io.Latent.Input(
             "latent",
             optional=True,
@@ -217,7 +232,7 @@ def _source_inputs() -> list[io.Input]:
             tooltip=(
                 "For pairs. visual: predict the noise of before at -1 and of after at 1, as in "
                 "the paper. difference: the model's own prediction plus the pairs' difference; "
-                "for distilled models, which lose their few steps when trained on images."
+                "for distilled models, which may lose their few steps when trained on images."
             ),
         ),
     ]
@@ -282,6 +297,10 @@ class TrainSlider(io.ComfyNode):
                     display_name="report",
                     tooltip="Settings, losses, and the fraction of the error left for each slider.",
                 ),
+                W2WSpace.Output(
+                    display_name="space",
+                    tooltip="The space with the sliders as directions, for W2W Edit.",
+                ),
             ],
         )
 
@@ -317,6 +336,7 @@ class TrainSlider(io.ComfyNode):
         after: torch.Tensor | None = None,
         masks: torch.Tensor | None = None,
         pair_objective: str = PairObjective.VISUAL,
+        space: Space | None = None,
     ) -> io.NodeOutput:
         from ..host.precision import describe_precision, resolve_precision
         from ..host.training.adapters import applied
@@ -339,6 +359,11 @@ class TrainSlider(io.ComfyNode):
         if (before is None) != (after is None):
             raise ValueError("before and after belong together: connect both, or neither.")
         if before is not None and after is not None:
+            if space is not None:
+                raise ValueError(
+                    "Sliders inside a space are trained from phrases: disconnect before and after, "
+                    "or space."
+                )
             labels = slider_phrases.SliderPhrases(
                 increase=" ".join(slider_phrases.lines_of(increase)),
                 decrease=" ".join(slider_phrases.lines_of(decrease)),
@@ -360,10 +385,11 @@ class TrainSlider(io.ComfyNode):
                 base_prompts=base_prompts,
                 preserved=slider_phrases.lines_of(keep),
                 own=own,
+                space=space,
             )
         settings = slider_training.SliderSettings(
             steps=steps,
-            learning_rate=learning_rate,
+            learning_rate=learning_rate or (_LORA_RATE if space is None else _SPACE_RATE),
             batch_size=batch_size,
             guidance_scale=guidance_scale,
             end_percent=end_percent,
@@ -403,6 +429,13 @@ class TrainSlider(io.ComfyNode):
             ),
             describe_precision(precision, resolved),
         ]
+        if space is not None:
+            directions = slider_training_comfy.directions_of(run)
+            replaced = [name for name in directions if name in space.directions]
+            if replaced:
+                report.append(f"Replaced in the space: {', '.join(replaced)}.")
+            space = space.with_directions(directions)
+            report.append(fitted.describe(directions))
         return io.NodeOutput(
             [applied(model, lora) for lora in loras],
             loras,
@@ -411,6 +444,7 @@ class TrainSlider(io.ComfyNode):
             to_image(figure),
             {"loss": list(run.training.losses)},
             "\n".join(report),
+            nothing_to_show() if space is None else space,
             ui={"glassbox_curve": [run.curve()]},
         )
 

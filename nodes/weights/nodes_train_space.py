@@ -17,15 +17,6 @@ if TYPE_CHECKING:
     from ..host.socket_types import CLIP, VAE, ModelPatcher
 
 
-def _rate(name: str, default: float, what: str) -> io.Float.Input:
-    return float_input(
-        name,
-        default,
-        (0.0, 100.0, 0.05),
-        f"Learning rate of {what}, as a multiple of learning_rate.",
-    )
-
-
 def _stamp(folder: str) -> str:
     from . import member_folders
 
@@ -47,9 +38,6 @@ class W2WTrainSpace(io.ComfyNode):
                 "members_per_step",
                 "images_per_member",
                 "layers",
-                "code_rate",
-                "projection_rate",
-                "prior",
                 "end_percent",
                 "caption_dropout",
                 "precision",
@@ -157,18 +145,6 @@ class W2WTrainSpace(io.ComfyNode):
                         "attention, as in the paper."
                     ),
                 ),
-                _rate("code_rate", 7.5, "the codes"),
-                _rate(
-                    "projection_rate",
-                    0.75,
-                    ("the shared projections (0 keeps them at their random initialization)"),
-                ),
-                float_input(
-                    "prior",
-                    0.0,
-                    (0.0, 100.0, 0.0001),
-                    "Weight of the L2 penalty on the codes: higher keeps people closer together.",
-                ),
                 float_input(
                     "end_percent",
                     0.85,
@@ -250,9 +226,6 @@ class W2WTrainSpace(io.ComfyNode):
         resolution: int,
         seed: int,
         layers: str,
-        code_rate: float,
-        projection_rate: float,
-        prior: float,
         end_percent: float,
         caption_dropout: float,
         precision: str,
@@ -281,9 +254,6 @@ class W2WTrainSpace(io.ComfyNode):
             learning_rate=learning_rate,
             members=members_per_step,
             images=images_per_member,
-            code_rate=code_rate,
-            projection_rate=projection_rate,
-            prior=prior,
             end_percent=end_percent,
             caption_dropout=caption_dropout,
             batch_size=batch_size,

@@ -89,6 +89,7 @@ def convert(
         },
     )
     _write(space, basis, target=target, storage=storage, track=track)
+    space_file.forget_measured(target)
     return space_file.read(target), "\n".join([*remarks, *_remarks(space, alpha_known)])
 
 

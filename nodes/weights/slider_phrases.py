@@ -14,6 +14,8 @@ _LONGEST_SLUG = 40
 _LONGEST_LABEL = 80
 #: The key of a slider file's labels in its header.
 LABELS = "glassbox_slider"
+#: Where phrases stand in a base prompt.
+PLACE = re.compile(r"\bWORD\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +68,23 @@ def parse_sliders(increase: str, decrease: str) -> list[SliderPhrases]:
     return [SliderPhrases(increase=plus, decrease=minus) for plus, minus in pairs]
 
 
-def prompt_of(*phrases: str) -> str:
-    """A prompt of phrases separated by commas, without the empty ones."""
-    return ", ".join(filter(None, phrases))
+def with_phrase(prompt: str, phrase: str) -> str:
+    """A prompt with a phrase in the place of each WORD."""
+    return PLACE.sub(lambda _: phrase, prompt)
+
+
+def prompt_of(base_prompt: str, *phrases: str) -> str:
+    """A base prompt with phrases, separated by commas, in the place of WORD, or else at its end;
+    empty ones are left out.
+    """
+    inserted = ", ".join(filter(None, phrases))
+    if not PLACE.search(base_prompt):
+        return ", ".join(filter(None, [base_prompt, inserted]))
+    prompt = with_phrase(base_prompt, inserted)
+    if inserted:
+        return prompt
+    pieces = [" ".join(piece.split()) for piece in prompt.split(",")]
+    return ", ".join(filter(None, pieces))
 
 
 def labels_of(metadata: Mapping[str, str]) -> SliderPhrases | None:
@@ -88,7 +104,7 @@ def prompts_of(
     base_prompts: Sequence[str], sliders: Sequence[SliderPhrases], preserved: Sequence[str]
 ) -> list[str]:
     """Every prompt that a training from phrases evaluates, each once."""
-    prompts = list(base_prompts)
+    prompts = [prompt_of(base) for base in base_prompts]
     for slider in sliders:
         for base in base_prompts:
             for concept in preserved:

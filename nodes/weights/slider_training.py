@@ -35,6 +35,7 @@ from .resumable_training import ResumableTraining, describe_losses
 if TYPE_CHECKING:
     from ..common.lora_reader import Factors
     from ..common.training.session import Session
+    from .space_sliders import SpaceSliders
 
 #: Steps whose draws no training sees, for the error that is left.
 _HELD_OUT = range(-4, 0)
@@ -142,12 +143,17 @@ class SliderFactors:
         """
         return 4 * 4 * sliders * layout.size
 
-    def off(self) -> None:
-        """The next batch is evaluated by the frozen model."""
+    def off(self, images: Sequence[int] = ()) -> None:
+        """The next batch is evaluated by the frozen model, whatever its ``images``."""
         self._sliders = None
 
-    def select(self, sliders: Sequence[int], strengths: Sequence[float]) -> None:
-        """The slider and the strength of each row of the next batch."""
+    def select(
+        self,
+        sliders: Sequence[int],
+        strengths: Sequence[float],
+        images: Sequence[int] = (),
+    ) -> None:
+        """The slider and the strength of each row of the next batch, whatever its ``images``."""
         device = self.flat.device
         self._sliders = torch.tensor(sliders, device=device)
         self._strengths = torch.tensor(strengths, device=device)
@@ -194,7 +200,7 @@ class SliderDraw:
 @dataclass(kw_only=True)
 class SliderRows:
     """Rows with gradients: noised latents (R, C, ...) and for each row its noise level, condition,
-    slider, strength, and the latent (R, C, ...) that the model shall predict.
+    image, slider, strength, and the latent (R, C, ...) that the model shall predict.
 
     ``scales``: what the error of the clean latent is multiplied by. ``weights``: as in `PairData`.
     """
@@ -202,6 +208,7 @@ class SliderRows:
     noised: torch.Tensor
     levels: list[float]
     conditions: list[int]
+    images: list[int]
     sliders: list[int]
     strengths: list[float]
     targets: torch.Tensor
@@ -231,7 +238,7 @@ class SliderTraining(ResumableTraining):
     model's prediction (noise, v, or velocity of a flow).
     """
 
-    factors: SliderFactors
+    factors: SliderFactors | SpaceSliders
     data: PhraseData | PairData
     settings: SliderSettings
     losses: list[float] = field(default_factory=list)
@@ -310,7 +317,7 @@ class SliderTraining(ResumableTraining):
         for concept in data.concepts:
             conditions += [concept.increase[scene][kept] for scene, kept in places]
             conditions += [concept.decrease[scene][kept] for scene, kept in places]
-        answers = self._frozen(session, noised, levels=levels, conditions=conditions)
+        answers = self._frozen(session, draw, noised, levels=levels, conditions=conditions)
         base, *phrases = answers.split(len(noised))
         targets = []
         for number in range(data.sliders):
@@ -334,6 +341,7 @@ class SliderTraining(ResumableTraining):
             noised=noised.repeat(times, *[1] * (noised.ndim - 1)),
             levels=levels * times,
             conditions=neutral * times,
+            images=draw.images * times,
             sliders=sliders,
             strengths=strengths * data.sliders,
             targets=torch.cat(targets),
@@ -354,7 +362,7 @@ class SliderTraining(ResumableTraining):
             strengths = [-1.0] * count + [1.0] * count
             scales = [prediction_scale(session.sampling, level) for level in levels]
         else:
-            base = self._frozen(session, noised, levels=levels * 2, conditions=neutral)
+            base = self._frozen(session, draw, noised, levels=levels * 2, conditions=neutral)
             change = self.settings.guidance_scale * (clean[count:] - clean[:count])
             targets = base + torch.cat([change, -change])
             strengths = [1.0] * count + [-1.0] * count
@@ -366,6 +374,7 @@ class SliderTraining(ResumableTraining):
             noised=noised,
             levels=levels * 2,
             conditions=neutral,
+            images=draw.images * 2,
             sliders=[0] * len(noised),
             strengths=strengths,
             targets=targets,
@@ -383,12 +392,17 @@ class SliderTraining(ResumableTraining):
         return session.noised(clean, noise, torch.tensor(levels, device=session.device)), levels
 
     def _frozen(
-        self, session: Session, noised: torch.Tensor, *, levels: list[float], conditions: list[int]
+        self,
+        session: Session,
+        draw: SliderDraw,
+        noised: torch.Tensor,
+        *,
+        levels: list[float],
+        conditions: list[int],
     ) -> torch.Tensor:
         """What the frozen model predicts for latents (B, C, ...), once for each B of the
         conditions.
         """
-        self.factors.off()
         count = len(noised)
         limit = session.rows_at_once(len(conditions), noised.shape[1:], gradients=False)
         answers = []
@@ -397,6 +411,7 @@ class SliderTraining(ResumableTraining):
             places = torch.tensor([row % count for row in rows], device=noised.device)
             sigmas = torch.tensor([levels[row % count] for row in rows], device=noised.device)
             of_rows = [conditions[row] for row in rows]
+            self.factors.off([draw.images[row % len(draw.images)] for row in rows])
             answers.append(session.denoised(noised[places], sigmas, of_rows).float())
         return torch.cat(answers)
 
@@ -411,7 +426,9 @@ class SliderTraining(ResumableTraining):
             places = torch.tensor(group, device=rows.noised.device)
             sigmas = torch.tensor([rows.levels[row] for row in group], device=rows.noised.device)
             self.factors.select(
-                [rows.sliders[row] for row in group], [strengths[row] for row in group]
+                [rows.sliders[row] for row in group],
+                [strengths[row] for row in group],
+                [rows.images[row] for row in group],
             )
             conditions = [rows.conditions[row] for row in group]
             answers = session.denoised(rows.noised[places], sigmas, conditions)

@@ -35,10 +35,12 @@ from .slider_training import (
     SliderSettings,
     SliderTraining,
 )
+from .space_sliders import SpaceSliders, direction_names, training_points
 
 if TYPE_CHECKING:
     from ..common.training.session import Session
     from ..host.socket_types import CLIP, VAE, ModelPatcher
+    from .space import Direction, Space
 
 #: Keys of the wrappers that EasyCache and LazyCache put on a MODEL.
 _STEP_CACHES = ("easycache", "lazycache")
@@ -64,7 +66,8 @@ class SliderData:
     """What a training sees: CONDITIONINGs, the last of an empty prompt, and what belongs to what.
 
     ``latents``: the images; None where the MODEL generates them (``own``). ``sounds``: for each
-    image the other parts of its LATENT (video with sound), which are evaluated with it.
+    image the other parts of its LATENT (video with sound), which are evaluated with it. ``space``:
+    the learned space whose points the sliders move; None for sliders of the MODEL itself.
     """
 
     sliders: list[SliderPhrases]
@@ -73,6 +76,7 @@ class SliderData:
     sounds: list[list[torch.Tensor]]
     data: PhraseData | PairData
     own: OwnImages
+    space: Space | None = None
 
     @property
     def empty(self) -> int:
@@ -86,8 +90,10 @@ def from_phrases(
     base_prompts: list[str],
     preserved: list[str],
     own: OwnImages,
+    space: Space | None = None,
 ) -> SliderData:
-    """The data of sliders from phrases; images in the latent are trained on, else the MODEL's own.
+    """The data of sliders from phrases; images in the latent are trained on, else the MODEL's own,
+    or in a ``space`` those of its points.
 
     Raises ValueError without a latent.
     """
@@ -112,7 +118,7 @@ def from_phrases(
             number % len(base_prompts)
             for number in range(own.count if latents is None else len(latents))
         ],
-        neutral=[texts.index(base) for base in base_prompts],
+        neutral=[texts.index(prompt_of(base)) for base in base_prompts],
         concepts=[
             Concept(
                 increase=[of(base, slider.increase) for base in base_prompts],
@@ -129,6 +135,7 @@ def from_phrases(
         sounds=sounds,
         data=data,
         own=own,
+        space=space,
     )
 
 
@@ -174,7 +181,8 @@ def from_pairs(
     for batch in images:
         for image in batch[..., :3].split(1):
             latents.append(vae.encode(image))
-    conditions = [encode(clip, text)[1] for text in [*base_prompts, ""]]
+    texts = [*map(prompt_of, base_prompts), ""]
+    conditions = [encode(clip, text)[1] for text in texts]
     data = PairData(
         images=count,
         neutral=list(range(count)) if len(base_prompts) > 1 else [0] * count,
@@ -253,7 +261,9 @@ class SliderRun(MonitoredRun):
                     seed=own.seed,
                     same_noise=True,
                 )
-                self.training.factors.select([slider] * len(strengths), strengths)
+                self.training.factors.select(
+                    [slider] * len(strengths), strengths, [0] * len(strengths)
+                )
                 latents.append(sampler.sample(session))
         return decoded(self.vae, session, torch.cat(latents))
 
@@ -283,13 +293,24 @@ def train(
 ) -> tuple[list[dict[str, torch.Tensor]], SliderRun]:
     """Train sliders on a MODEL: a LORA_MODEL of each, and how the training went."""
     patcher = _without_step_caches(patcher)
-    changed = trained_layers(patcher, layers)
-    layout, _ = learned_space_comfy.layout_of(patcher, changed, rank)
-    request_for_training(SliderFactors.training_bytes(layout, len(source.sliders)))
+    count = len(source.sliders)
+    space = source.space
+    if space is None:
+        changed = trained_layers(patcher, layers)
+        layout, _ = learned_space_comfy.layout_of(patcher, changed, rank)
+        request_for_training(SliderFactors.training_bytes(layout, count))
+    else:
+        changed = learned_space_comfy.layers_of_space(patcher, space)
+        layout = space.layout
+        request_for_training(SpaceSliders.training_bytes(space, count))
+    images = source.data.images
+    factors: SliderFactors | SpaceSliders
     with torch.inference_mode(False):
-        factors = SliderFactors(
-            layout, len(source.sliders), settings.seed % 2**63, patcher.load_device
-        )
+        if space is None:
+            factors = SliderFactors(layout, count, settings.seed % 2**63, patcher.load_device)
+        else:
+            points = training_points(space, settings.seed % 2**63, images)
+            factors = SpaceSliders(space, points, count, patcher.load_device)
         run = SliderRun(
             training=SliderTraining(factors, source.data, settings),
             monitoring=monitoring,
@@ -305,9 +326,10 @@ def train(
     latents = source.latents
     sounds = source.sounds
     if latents is None:
-        images = _resumed_images(patcher, source, loaded, monitoring)
-        run.further = _kept(images)
-        latents, sounds = _images_and_sounds(images)
+        with learned_space_comfy.changed(changed, factors):
+            generated = _resumed_images(patcher, source, loaded, monitoring, factors=factors)
+        run.further = _kept(generated)
+        latents, sounds = _images_and_sounds(generated)
     with torch.inference_mode(False):
         with learned_space_comfy.changed(changed, factors):
             trainer.run(
@@ -321,7 +343,15 @@ def train(
                 seed=settings.seed,
                 sounds=sounds,
             )
-        return [_lora(patcher, factors, number) for number in range(len(source.sliders))], run
+        return [_lora(patcher, factors, number) for number in range(count)], run
+
+
+def directions_of(run: SliderRun) -> dict[str, Direction]:
+    """The sliders of a training inside a space, as its directions."""
+    factors = run.training.factors
+    assert isinstance(factors, SpaceSliders)
+    names = direction_names(run.source.sliders)
+    return {name: factors.direction(number, run.left[number]) for number, name in enumerate(names)}
 
 
 def _identity(
@@ -334,6 +364,8 @@ def _identity(
     """All that a step computes with, by the names of the node's inputs."""
     phrases = [source.conditions[: source.empty], source.data]
     identity = resume.settings_identity(settings)
+    if source.space is not None:
+        identity["space"] = resume.digest(source.space)
     identity |= {"model": model_digest(patcher), "precision": str(monitoring.precision)}
     identity |= {"layers": layers, "phrases": resume.digest(phrases)}
     if source.sounds:
@@ -359,8 +391,12 @@ def _resumed_images(
     source: SliderData,
     loaded: dict[str, torch.Tensor],
     monitoring: Monitoring,
+    factors: SliderFactors | SpaceSliders,
 ) -> torch.Tensor:
-    """The images that the MODEL has generated, as samples: those of the checkpoint, or new ones."""
+    """The images that the MODEL has generated, as samples: those of the checkpoint, or new ones.
+
+    In a space each is an image of its point, sampled by itself.
+    """
     own = source.own
     assert own.latent is not None
     empty = join([torch.zeros_like(part[:1]) for part in split(own.latent)], like=own.latent)
@@ -375,16 +411,21 @@ def _resumed_images(
     assert isinstance(data, PhraseData)
     positive = [source.conditions[data.neutral[scene]] for scene in data.scenes]
     seeds = [(own.seed + number) % 2**64 for number in range(own.count)]
-    sampled = sample_each(
-        patcher,
-        positive,
-        {"samples": empty},
-        seeds,
-        steps=own.steps,
-        negative=source.conditions[source.empty] if own.cfg > 1 else None,
-        cfg=own.cfg,
-    )
-    return batched(list(sampled))
+    every = list(range(own.count))
+    groups = [every] if source.space is None else [[number] for number in every]
+    sampled: list[torch.Tensor] = []
+    for group in groups:
+        factors.off(group)
+        sampled += sample_each(
+            patcher,
+            [positive[number] for number in group],
+            {"samples": empty},
+            [seeds[number] for number in group],
+            steps=own.steps,
+            negative=source.conditions[source.empty] if own.cfg > 1 else None,
+            cfg=own.cfg,
+        )
+    return batched(sampled)
 
 
 def _kept(images: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -393,7 +434,9 @@ def _kept(images: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"images": video} | {f"sound {number}": part for number, part in enumerate(others, 1)}
 
 
-def _lora(patcher: ModelPatcher, factors: SliderFactors, slider: int) -> dict[str, torch.Tensor]:
+def _lora(
+    patcher: ModelPatcher, factors: SliderFactors | SpaceSliders, slider: int
+) -> dict[str, torch.Tensor]:
     """A slider as LORA_MODEL, its layers named as the MODEL's loaders expect."""
     layers = factors.layers(slider)
     fit = lora_targets.fit(patcher, lora_targets.sizes_of(layers), {})

@@ -54,10 +54,29 @@ class Form(StrEnum):
     SINGULAR_VALUES = "singular_values"
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reach:
+    """What a direction was measured to do, on people without its attribute.
+
+    ``reached``: the fraction of them who show it at a strength of 1. ``appears``: between which
+    strengths it first shows in half of those who get it.
+    """
+
+    reached: float
+    appears: tuple[float, float]
+
+    def __str__(self) -> str:
+        low, high = self.appears
+        return (
+            f"measured: first shows at {f'{low:g}' if low == high else f'{low:g} to {high:g}'}, at "
+            f"1 in {self.reached:.0%} of people"
+        )
+
+
 @dataclass(frozen=True)
 class Direction:
     """A direction of a space for one attribute, with norm as it was fitted; ``about`` says how, and
-    how well.
+    how well, ``reach`` what it does where that was measured.
 
     ``noise``: no better than the more frequent value on held-out members, or fits to halves of them
     do not agree.
@@ -67,6 +86,7 @@ class Direction:
     max_projection: float  # the largest projection of a training member onto the unit direction
     about: str = ""
     noise: bool = False
+    reach: Reach | None = None
 
 
 @dataclass(frozen=True)
@@ -144,6 +164,15 @@ class Space:
         stored = {torch.float32: 1e-5, torch.float16: 1e-3}
         bases = self.layout.left.dtype if isinstance(self.layout, CommonBasis) else torch.float32
         return max(stored.get(self.basis.dtype, 1e-2), stored[bases])
+
+    @property
+    def reaches(self) -> dict[str, Reach]:
+        """What the directions that the space's labels give by default were measured to do."""
+        measured = self.about.get("sliders", {})
+        return {
+            name: Reach(reached=entry["reached"], appears=tuple(entry["appears"]))
+            for name, entry in measured.items()
+        }
 
     @property
     def groups(self) -> list[list[str]]:

@@ -383,6 +383,7 @@ def _write_file(
             file.put_columns("basis", columns.start, numbers)
             if scale is not None:
                 file.put_columns("basis_scale", columns.start // store.group, scale)
+    space_file.forget_measured(work.target)
 
 
 def _common_norm(norms: Sequence[float], settings: BuildSettings) -> float | None:

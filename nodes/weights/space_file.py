@@ -15,17 +15,19 @@ from pathlib import Path
 
 import torch
 
-from ..common.headers import LONGEST_JSON, HeaderError, Section, shorten
+from ..common.headers import LONGEST_JSON, HeaderError, Section, read_section, shorten
 from ..common.safetensors_files import MappedFile, open_file, read_tensors, tensor_file
 from .flat_layout import CommonBasis, Layout
 from .quantization import Storage, dequantize, group_count, quantize
-from .space import Direction, Form, Space
+from .space import Direction, Form, Reach, Space
 
 FORMAT = "glassbox_w2w_space"
 FORMAT_VERSIONS = ("1", "2")
 _ROWS = 64
 _MAPPED_BYTES = 200_000_000
 _OF_BUILD = ("build", "settings", "stamps")  # by which a build knows its own file, and extends it
+#: The ending of the file beside a space that says what its directions were measured to do.
+MEASURED = ".sliders.json"
 _OPTIONAL = ("sign_reference", "kept", "squares")
 Track = Callable[[Iterable], Iterable]
 
@@ -69,7 +71,13 @@ def write(
             file.put_rows("basis", first, numbers)
             if scale is not None:
                 file.put_rows("basis_scale", first, scale)
+    forget_measured(path)
     return error
+
+
+def forget_measured(path: Path) -> None:
+    """Remove what was measured of the space that a new file has replaced."""
+    path.with_suffix(MEASURED).unlink(missing_ok=True)
 
 
 def basis_tensors(
@@ -91,10 +99,7 @@ def header(space: Space, storage: str, error: StorageError | None) -> dict[str, 
         "storage": storage,
         "form": space.form,
         "labels": list(space.labels),
-        "directions": {
-            name: {"max_projection": one.max_projection, "about": one.about, "noise": one.noise}
-            for name, one in space.directions.items()
-        },
+        "directions": {name: _entry(one) for name, one in space.directions.items()},
     }
     if error is not None:
         about["storage_error"] = {"basis": error.basis, "members": error.member}
@@ -107,10 +112,27 @@ def header(space: Space, storage: str, error: StorageError | None) -> dict[str, 
     }
 
 
+def _entry(direction: Direction) -> dict:
+    """A direction in the header, without its vector."""
+    entry = {
+        "max_projection": direction.max_projection,
+        "about": direction.about,
+        "noise": direction.noise,
+    }
+    if direction.reach is None:
+        return entry
+    return {
+        **entry,
+        "reached": direction.reach.reached,
+        "appears": list(direction.reach.appears),
+    }
+
+
 def read(path: Path) -> Space:
     """Read a space; a basis of 200 MB or more stays on disk until it is used.
 
-    Raises ValueError for any other or damaged file.
+    A file beside it, NAME.sliders.json, says what its directions were measured to do. Raises
+    ValueError for any other or damaged file.
     """
     with open_file(path, "build or save the space again") as file:
         metadata = file.metadata() or {}
@@ -128,7 +150,12 @@ def read(path: Path) -> Space:
         ]
     if problem:
         raise ValueError(f"{path.name} is damaged ({problem}): build or save the space again.")
-    return space
+    beside = path.with_suffix(MEASURED)
+    if not beside.is_file():
+        return space
+    sliders = read_section(beside.read_bytes(), beside.name, "its sliders")
+    _check_sliders(sliders)
+    return replace(space, about={**space.about, "sliders": sliders.present()})
 
 
 def _copy_small(tensors: dict[str, torch.Tensor], path: Path) -> MappedFile | None:
@@ -228,7 +255,8 @@ def _space(tensors: dict[str, torch.Tensor], metadata: Section, name: str) -> Sp
             tensors["directions"][row].float(),
             entry.number("max_projection"),
             entry.text("about"),
-            entry.switch("noise", default=False),
+            noise=entry.switch("noise", default=False),
+            reach=_reach(entry) if entry.get("appears") else None,
         )
     label_names = header.texts("labels")
     for key in ("directions", "labels"):
@@ -257,6 +285,17 @@ def _space(tensors: dict[str, torch.Tensor], metadata: Section, name: str) -> Sp
     )
 
 
+def _reach(entry: Section) -> Reach:
+    """What a direction was measured to do; raises HeaderError for numbers that it cannot be."""
+    low, high = entry.numbers("appears", count=2)
+    return Reach(reached=entry.number("reached", low=0, high=1), appears=(low, high))
+
+
+def _check_sliders(sliders: Section) -> None:
+    for name in sliders:
+        _reach(sliders.section(name))
+
+
 def _check_about(about: Section, members: int) -> None:
     """Raise HeaderError for what reports and directions read of a space's notes and cannot compute
     with.
@@ -283,6 +322,7 @@ def _check_about(about: Section, members: int) -> None:
     about.lists_of_texts("groups", default=[])
     about.texts("reused", default=())
     about.texts("faces", count=members if about.get("faces") else None, default=())
+    _check_sliders(about.section("sliders", default=Section({}, about.file)))
     error = about.section("storage_error", default=None)
     if error:
         error.number("basis", low=0)

@@ -123,6 +123,7 @@ def test_sliders_show_the_text(canvas, sliders):
 
 def test_mouse_and_keyboard_change_the_text(canvas, sliders):
     slider = _row(sliders, "moustache").locator("input[type=range]")
+    slider.scroll_into_view_if_needed()
     box = slider.bounding_box()
     middle = box["y"] + box["height"] / 2
     canvas.page.mouse.move(box["x"] + box["width"] / 2, middle)
@@ -148,7 +149,9 @@ def test_mouse_and_keyboard_change_the_text(canvas, sliders):
 
 
 def test_a_drag_can_be_undone_at_once(canvas, sliders):
-    box = _row(sliders, "moustache").locator("input[type=range]").bounding_box()
+    slider = _row(sliders, "moustache").locator("input[type=range]")
+    slider.scroll_into_view_if_needed()
+    box = slider.bounding_box()
     canvas.pause()
     canvas.page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     canvas.page.mouse.down()
@@ -458,6 +461,39 @@ def test_a_direction_that_is_noise_is_off_until_a_number_is_typed(canvas, object
         _number(panel, "afro").press("Enter")
         expect(noise).to_be_enabled()
         assert "afro: 0.4" in _queued(canvas)
+    finally:
+        canvas.page.unroute(_QUESTION)
+        canvas.page.locator("body").press("r")
+
+
+def test_what_was_measured_of_a_direction_stands_below_its_slider(canvas, object_info):
+    """Before a run for the method that was measured, after a run as the run says."""
+    measured = {
+        "afro": {"reached": 0.9375, "appears": [0.4, 0.6]},
+        "bald": {"reached": 0.375, "appears": [1.0, 1.0]},
+    }
+
+    def answer(route):
+        found = route.fetch().json()
+        labels = ["afro", "bald", "beard"]
+        route.fulfill(json=found | {"labels": labels, "directions": [], "measured": measured})
+
+    canvas.page.route(_QUESTION, answer)
+    try:
+        canvas.load(make("edits", _describe, object_info))
+        canvas.page.locator("body").press("r")  # earlier answers are forgotten
+        canvas.look_at(_NODE)
+        panel = canvas.page.locator(".glassbox-sliders")
+        expect(panel.locator(".glassbox-row")).to_have_count(3)
+        ends = {name: _row(panel, name).locator(".glassbox-ends") for name in (*measured, "beard")}
+        expect(ends["afro"]).to_have_text("shows at 0.4 to 0.694 % at 1")
+        expect(ends["bald"]).to_have_text("shows at 138 % at 1")
+        expect(ends["beard"]).to_have_text("")
+        expect(ends["afro"]).to_be_visible()
+        expect(ends["beard"]).not_to_be_visible()
+        canvas.set("GBX_W2WFitDirections", "method", "ridge")
+        canvas.page.locator("body").press("r")
+        expect(ends["afro"]).to_have_text("")
     finally:
         canvas.page.unroute(_QUESTION)
         canvas.page.locator("body").press("r")

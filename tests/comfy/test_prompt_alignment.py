@@ -20,6 +20,10 @@ def test_agreement_with_clip(app, tmp_path):
             for one in images
         ]
         torch.testing.assert_close(found.values, torch.cat(expected), atol=1e-6, rtol=1e-5)
+        embedded = pack.embed(images, clip_vision=seen)
+        words = pack.measure_words(["a red hat", "a cat"], images, clip, embedded)
+        other = pack.measure("a cat", images, clip, seen).values
+        assert torch.equal(words["a red hat"], found.values) and torch.equal(words["a cat"], other)
         for broken, why in (
             ((clip, reduced.clip_vision(tmp_path, 48)), "48 channels and the CLIP's 64"),
             ((reduced.checkpoint("flux")[1], seen), "no projection"),

@@ -39,6 +39,7 @@ def _generated(workflow: str, *numbers: int, columns: int = 0) -> Pick:
 
 IMAGES = {
     "space_slider": _figure("weights_train_slider", 4),
+    "sliders_discovered": _figure("weights_discover_sliders", 1),
     "slider_pairs": _generated(
         "weights_train_slider_pairs", 1, 2, 3, 7, 8, 9, 13, 14, 15, columns=3
     ),

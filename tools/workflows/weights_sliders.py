@@ -4,7 +4,7 @@ from .authoring import Output, Workflow
 from .front import labeled, shape_of, show
 from .networks import Z_IMAGE
 from .sampling import empty_latent, encode, sample
-from .weights import SAMPLER, STEPS, Demo
+from .weights import GUIDED, MEMBER, SAMPLER, STEPS, Demo, sampled
 
 PAPER = "Concept Sliders, arXiv 2311.12092"
 #: Of Train Slider on the demo model: a minute and a half on one quiet core.
@@ -24,6 +24,22 @@ portrait, blue hoodie
 portrait, long brown hair, plain yellow background
 portrait, black skin, red shirt
 portrait, short gray hair, serious"""
+#: Of Train Slider inside the demo's space: about two minutes on one quiet core, in bf16 less.
+SPACE_TRAINING = {
+    "guidance_scale": 1.0,
+    "batch_size": 4,
+    "images": 24,
+    "sampling_steps": 12,
+    "cfg": 3.0,
+    "gradient_checkpointing": False,
+    "preview_interval": 0,
+    "filename_prefix": "",
+}
+SPACE_SECONDS = 150
+SPACE_PROMPTS = """portrait, WORD, blue hoodie, smiling, open eyes, plain green background
+portrait, WORD, red shirt, serious, squinting eyes, plain yellow background
+portrait, WORD, white sweater, big smile, open eyes, striped blue background
+portrait, WORD, green shirt, sad, surprised eyes, dotted gray background"""
 #: In the demo model's images the shaven wear glasses more often: each of these values goes into
 #: both phrases.
 KEEP = "no glasses\nsunglasses\nround glasses"
@@ -37,7 +53,7 @@ def train_slider(w: Workflow, fixed: dict, **given) -> tuple[Output, ...]:
     """
 
     def inside(w: Workflow, **given: Output) -> dict[str, Output]:
-        _, lora, file, previews, _, _, report = w.add("GBX_TrainSlider", **given, **fixed)
+        _, lora, file, previews, _, _, report, _ = w.add("GBX_TrainSlider", **given, **fixed)
         return {"lora": lora, "file": file, "previews": previews, "report": report}
 
     return w.subgraph("Train a slider", inside, **given)
@@ -200,6 +216,95 @@ def _pairs(
     return images
 
 
+#: Words of the demo world for the ends of the directions that are found.
+DISCOVERED_WORDS = """sunglasses
+no glasses
+round glasses
+pale skin
+tanned skin
+black skin
+majestic beard
+shaven
+bald
+smiling
+serious
+screaming mouth"""
+
+
+def demo_weights_discover_sliders(w: Workflow) -> None:
+    w.note(
+        "Let the model propose its sliders",
+        "**One prompt, 96 seeds**: Discover Sliders finds the directions in which these images "
+        "vary most, and pairs of images at the ends of each (after SliderSpace, arXiv 2502.01639). "
+        "Train Slider runs once for each: two LoRAs, two files. It takes about three minutes on "
+        "two CPU cores.",
+        "**The figure** shows what lies at both ends. Words only name them.",
+        "**The same four seeds** at -1.5 and 1.5, for each slider. Nothing holds the other "
+        "attributes: what goes along in the pairs goes along in the slider.",
+        "**Try** your own prompt, more seeds, more sliders; the files in the node Sliders.",
+    )
+    w.seconds = 180
+    demo = Demo(w, prompt="portrait", with_space=False)
+
+    def seeds(w: Workflow, **given: Output) -> Output:
+        latent = empty_latent(w, 128, 96)
+        return sample(w, latent_image=latent, steps=12, cfg=3.0, **given)
+
+    w.group("What varies")
+    images = w.subgraph(
+        "Generate 96 seeds",
+        seeds,
+        model=demo.model,
+        vae=demo.vae,
+        positive=demo.positive,
+        negative=demo.negative,
+        seed=5,
+    )
+    before, after, high, low, figure, report = w.add(
+        "GBX_DiscoverSliders", images=images, clip=demo.clip, sliders=2, words=DISCOVERED_WORDS
+    )
+    demo.save(figure, "sliders_discovered", "Both ends of each direction")
+    w.add("PreviewAny", source=report, node_title="Report")
+    w.group("A slider for each")
+    lora, file, _, _ = train_slider(
+        w,
+        {**TRAINING, "base_prompt": "portrait", "preview_interval": 0},
+        model=demo.model,
+        clip=demo.clip,
+        vae=demo.vae,
+        before=before,
+        after=after,
+        increase=high,
+        decrease=low,
+        steps=60,
+    )
+    w.add("PreviewAny", source=file, node_title="Files")
+
+    def ends(w: Workflow, model: Output, lora: Output, **given: Output) -> dict[str, Output]:
+        latent = empty_latent(w, 128, 4)
+        images = {}
+        for name, strength in (("low_end", -1.5), ("high_end", 1.5)):
+            patched = w.add("LoraModelLoader", model=model, lora=lora, strength_model=strength)
+            images[name] = sample(w, sampler=SAMPLER, model=patched, latent_image=latent, **given)
+        return images
+
+    w.group("Both ends")
+    low_end, high_end = w.subgraph(
+        "At both ends",
+        ends,
+        model=demo.model,
+        lora=lora,
+        positive=demo.positive,
+        negative=demo.negative,
+        vae=demo.vae,
+        seed=300,
+        steps=STEPS,
+        cfg=3.0,
+    )
+    demo.save(low_end, "sliders_discovered_low", "At -1.5")
+    demo.save(high_end, "sliders_discovered_high", "At 1.5")
+
+
 def demo_weights_sliders(w: Workflow) -> None:
     w.note(
         "Several sliders on one panel",
@@ -253,6 +358,73 @@ def demo_weights_sliders(w: Workflow) -> None:
         cfg=3.0,
     )
     show(w, sheet, "weights_sliders", "Both sliders", shape_of(1, 1, 320), 420)
+
+
+def demo_weights_space_sliders(w: Workflow) -> None:
+    w.note(
+        "Make sliders of a space from two phrases",
+        "**Two phrases** become a direction of the space, without any label: what the phrase "
+        f"changes in images of many people ({PAPER}, inside the space). The node W2W Edit shows "
+        "it as a slider beside the others. It takes about two minutes on two CPU cores.",
+        "**A person stays one person**, since only the point moves. WORD in a base prompt is where "
+        "the phrases stand.",
+        "**Try** other phrases of the demo world, one slider per line; more steps and images. "
+        "A phrase that does nothing in a prompt does nothing here: red hair takes labels, as in "
+        "W2W Fit Directions.",
+    )
+    w.seconds = SPACE_SECONDS
+    demo = Demo(w)
+    w.group("Two phrases")
+
+    def inside(w: Workflow, **given: Output) -> dict[str, Output]:
+        *_, report, space = w.add("GBX_TrainSlider", **given, **SPACE_TRAINING)
+        return {"space": space, "report": report}
+
+    space, report = w.subgraph(
+        "Train sliders of the space",
+        inside,
+        model=demo.model,
+        clip=demo.clip,
+        latent=empty_latent(w, 128, 1),
+        space=demo.space,
+        increase="brown skin\nmajestic beard",
+        decrease="pale skin\nshaven",
+        base_prompt=SPACE_PROMPTS,
+        steps=60,
+    )
+    w.add("PreviewAny", source=report, node_title="Report")
+    w.group("Drag the sliders")
+    point, *_ = w.add("GBX_W2WSample", space=space, source="member", member_name=MEMBER)
+    edited, _ = w.add(
+        "GBX_W2WEdit",
+        point=point,
+        edits="brown skin: 0.7",
+        node_properties={"glassbox_live": True},
+        node_size=(360, 480),
+    )
+    w.group("Before and after")
+
+    def both(w: Workflow, model: Output, before: Output, after: Output, **given: Output) -> Output:
+        images = [
+            sampled(w, model=w.add("GBX_W2WGuidance", model=model, point=one, **GUIDED)[0], **given)
+            for one in (before, after)
+        ]
+        return labeled(w, images, ("before", "after"), 2, 320)
+
+    sheet = w.subgraph(
+        "Generate both",
+        both,
+        model=demo.model,
+        before=point,
+        after=edited,
+        positive=demo.positive,
+        negative=demo.negative,
+        vae=demo.vae,
+        seed=5,
+        steps=STEPS,
+        cfg=3.0,
+    )
+    show(w, sheet, "weights_space_slider", "Before and after", shape_of(2, 1, 320), 640)
 
 
 def sdxl_weights_train_slider(w: Workflow) -> None:

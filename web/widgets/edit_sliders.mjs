@@ -15,6 +15,7 @@ const HIDE = "glassbox_hide_zero";
 const HEIGHT = 250;
 const DIRECTION = "STEERING_DIRECTION";
 const TEXT = "edits";
+const MEASURED = "most_reliable"; // the method by which the directions were fitted whose reach a space knows
 const UNFITTED = { low: -1, high: 1, raw: 1 };
 const WORDS = { low: -4, high: 4, raw: 1 };
 const LORA = { low: -2, high: 2, raw: 1 };
@@ -207,9 +208,9 @@ class SpaceSliders extends EditSliders {
     // W2W Load Space makes a new file where it imports, whose directions show after a run.
     const files = before.map((node) => !valueOf(node, "release_folder") && valueOf(node, "space_name"));
     const name = files.find((value) => value);
-    const fitted = before.some((node) => node.comfyClass === "GBX_W2WFitDirections");
+    const fitting = before.find((node) => node.comfyClass === "GBX_W2WFitDirections");
     if (ran && (!name || sameFile(ran.name, name))) this.space = ran;
-    else this.space = name ? promised(await ask("space", { space_name: name }), fitted) : null;
+    else this.space = name ? promised(await ask("space", { space_name: name }), fitting) : null;
     this.draw();
   }
 
@@ -449,12 +450,20 @@ class Row {
     this.labelEnds(direction);
   }
 
-  /** Says below the slider what each end is, where that is known. */
-  labelEnds({ increase, decrease } = {}) {
-    const labels = increase ? [decrease || say("less {0}", increase), increase] : [];
+  /** Says below the slider what each end is, or where and on how many people it acts, where that is known. */
+  labelEnds({ increase, decrease, appears, reached } = {}) {
+    const labels = increase ? [decrease || say("less {0}", increase), increase] : measured(appears, reached);
     this.ends.replaceChildren(...labels.map((text) => make("span", "", { textContent: text, title: text })));
     this.element.classList.toggle("glassbox-labeled", labels.length > 0);
   }
+}
+
+/** What a direction was measured to do: from which strength on it shows, and on how many people at 1. */
+function measured(appears, reached) {
+  if (!appears) return [];
+  const [low, high] = appears.map(formatted);
+  const where = low === high ? say("shows at {0}", low) : say("shows at {0} to {1}", low, high);
+  return [where, say("{0} % at 1", Math.round(100 * reached))];
 }
 
 function button(text, title, onclick) {
@@ -462,12 +471,14 @@ function button(text, title, onclick) {
 }
 
 /** Before a run a Fit Directions node has not made its directions yet: they will be those of the labels. */
-function promised(outline, fitted) {
+function promised(outline, fitting) {
   if (outline.error) return { ...outline, directions: [] };
   const there = new Set(outline.directions.map((direction) => direction.name));
-  const coming = fitted ? outline.labels.filter((name) => !there.has(name)) : [];
-  const directions = [...outline.directions, ...coming.map((name) => ({ name, ...UNFITTED }))];
-  return { ...outline, directions, promised: coming.length > 0 };
+  const coming = fitting ? outline.labels.filter((name) => !there.has(name)) : [];
+  const asMeasured = fitting && !valueOf(fitting, "labels") && valueOf(fitting, "method") === MEASURED;
+  const measured = (asMeasured && outline.measured) || {};
+  const unfitted = coming.map((name) => ({ name, ...UNFITTED, ...measured[name] }));
+  return { ...outline, directions: [...outline.directions, ...unfitted], promised: coming.length > 0 };
 }
 
 /** The name in the node that computes a direction, or else that of the input; undefined when the node shows none. */

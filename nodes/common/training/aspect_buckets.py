@@ -13,6 +13,9 @@ import math
 import torch
 import torch.nn.functional as F
 
+#: Of the longer side to the shorter one, as trainers commonly set it.
+LARGEST_RATIO = 2.0
+
 
 def bucket_sizes(side: int, step: int, largest_ratio: float) -> list[tuple[int, int]]:
     """Sizes (width, height) in multiples of `step` with at most side * side pixels and sides up to

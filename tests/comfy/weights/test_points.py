@@ -236,6 +236,7 @@ def test_labels_from_images_of_members(family, app, tmp_path):
         ({"names": names[:2]}, "3 images and 2 names"),
         ({"names": ["stranger", *names[1:]]}, "'stranger' is not a member"),
         ({"prompt": "portrait"}, "no WORD that"),
+        ({"prompt": "portrait of a SWORD"}, "no WORD that"),
         ({"clip_vision": None}, "no CLIP_VISION"),
     ):
         with pytest.raises(ValueError, match=why):

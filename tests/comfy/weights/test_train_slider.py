@@ -2,6 +2,7 @@
 every architecture.
 """
 
+import dataclasses
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,14 @@ CHOICES = {
     "checkpoint_interval": 2,
 }
 SIDE = 8
+_MEMBER = {
+    "seed": 1,
+    "count": 1,
+    "components": 1000,
+    "spread": 1.0,
+    "source": "members",
+    "member_name": "",
+}
 
 
 @pytest.fixture(scope="module")
@@ -68,9 +77,10 @@ def test_two_sliders_and_what_stock_nodes_make_of_them(app, demo):
     import folder_paths
 
     before = {name: value.clone() for name, value in demo[0].model.state_dict().items()}
-    models, loras, files, images, figure, losses, report = train(
+    models, loras, files, images, figure, losses, report, space = train(
         app, demo, filename_prefix="loras/slider"
     )
+    assert type(space).__name__ == "ExecutionBlocker"
     after = demo[0].model.state_dict()
     assert all(torch.equal(after[name], value) for name, value in before.items())
     assert not any(module._forward_hooks for module in demo[0].model.modules())
@@ -184,12 +194,89 @@ def test_a_checkpoint_of_other_phrases_is_refused(app, demo):
         train(app, (changed, *demo[1:]), checkpoint_name="slider/phrases")
 
 
+@pytest.fixture(scope="module")
+def space(app):
+    return app.run("GBX_W2WLoadSpace", space_name="avatars-v2-w2w.safetensors")[0]
+
+
+@torch.inference_mode()
+def test_sliders_inside_a_space_are_its_directions(app, demo, space):
+    """W2W Edit moves a point by the vector; the LoRA of a slider on a MODEL with the point is the
+    MODEL with the moved point, to rounding of two low-rank patches.
+    """
+    import comfy.model_management
+
+    comfy.model_management.unload_all_models()  # the test before may have left patched weights
+    before = {name: value.clone() for name, value in demo[0].model.state_dict().items()}
+    vector = torch.ones(len(space.coefficients[0]))
+    older = app.module("nodes.weights.space").Direction(vector, max_projection=1.0)
+    named = space.with_directions({"sunglasses": older})
+    models, loras, _, images, *_, report, edited = train(
+        app, demo, space=named, learning_rate=0.0, increase="beard, thick\nsunglasses"
+    )
+    after = demo[0].model.state_dict()
+    assert all(torch.equal(after[name], value) for name, value in before.items())
+    assert not any(module._forward_hooks for module in demo[0].model.modules())
+    assert len(models) == len(loras) == 2 and images.shape == (6, 64, 64, 3)
+    assert "2 sliders of rank" in report and "trained from two phrases" in report
+    assert set(edited.directions) == {*named.directions, "beard thick"}
+    assert "Replaced in the space: sunglasses." in report
+    assert 0 < edited.directions["sunglasses"].vector.norm() < vector.norm()
+    point = app.run("GBX_W2WSample", **_MEMBER, space=edited)[0][0]
+    edit = {"preserved_directions": "", "units": "raw", "debiasing": "joint"}
+    moved = app.run("GBX_W2WEdit", point=point, edits="beard thick: 1", **edit)[0]
+    expected = point.coefficients + edited.directions["beard thick"].vector
+    assert torch.allclose(moved.coefficients, expected)
+    apply = {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0}
+    model, clip, _ = demo
+    plain = app.run("GBX_W2WApply", model=model, point=point, **apply)[0]
+    with_lora = app.run("LoraModelLoader", model=plain, lora=loras[0], strength_model=1.0)[0]
+    with_point = app.run("GBX_W2WApply", model=model, point=moved, **apply)[0]
+    one, other = (sampled(app, each, clip) for each in (with_lora, with_point))
+    assert torch.allclose(one, other, atol=1e-3)
+    assert not torch.allclose(one, sampled(app, plain, clip), atol=1e-2)
+
+
+def test_a_training_inside_a_space_resumes_exactly(app, demo, space, monkeypatch):
+    """Stopped after the first of three steps, and taken up again: as if nothing had happened."""
+    whole = train(app, demo, space=space, learning_rate=0.0)[7]
+    stopping = app.module("nodes.weights.slider_training").SliderTraining
+    backward = stopping.step_backward
+
+    def stop(self, session, step):
+        if step == 1:
+            raise KeyboardInterrupt
+        return backward(self, session, step)
+
+    given = {"space": space, "learning_rate": 0.0, "checkpoint_name": "slider/space"}
+    with monkeypatch.context() as patched:
+        patched.setattr(stopping, "step_backward", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(app, demo, **given)
+    resumed = train(app, demo, **given)[7]
+    for name, direction in whole.directions.items():
+        assert torch.equal(resumed.directions[name].vector, direction.vector), name
+    with pytest.raises(ValueError, match="another space:"):
+        train(app, demo, **given | {"space": space.with_member("x", space.coefficients[0])})
+
+
+def test_what_a_slider_inside_a_space_cannot_be_gets_a_sentence(app, demo, space):
+    faces = app.run("GBX_DemoPicture", image_index=1, count=4, part="face")[0][:, ::2, ::2]
+    with pytest.raises(ValueError, match="disconnect before and after, or space"):
+        train(app, demo, space=space, before=faces[:2], after=faces[2:])
+    collected = dataclasses.replace(space, about={"name": "collected"})
+    with pytest.raises(ValueError, match="collected was collected from LoRAs"):
+        train(app, demo, space=collected)
+    with pytest.raises(ValueError, match="made for another base model"):
+        train(app, reduced.checkpoint("sd15"), space=space, latent=blank(4))
+
+
 @pytest.mark.parametrize("architecture", reduced.ARCHITECTURES)
 @torch.inference_mode()
 def test_every_architecture(app, architecture):
     model, clip, vae = reduced.checkpoint(architecture)
     channels = model.get_model_object("latent_format").latent_channels
-    models, loras, _, images, _, losses, _ = train(
+    models, loras, _, images, _, losses, *_ = train(
         app,
         (model, clip, vae),
         latent=blank(channels),
@@ -224,3 +311,20 @@ def test_attention_of_every_transformer_is_found_and_has_names_in_files(app, nam
     layers = half.trained_layers(patcher, "")
     layout, _ = learned.layout_of(patcher, layers, 2)
     assert len(layout.slots) == len(paths)
+
+
+@torch.inference_mode()
+def test_a_training_inside_a_space_behind_a_point_repeats_and_leaves_both_models(app, demo, space):
+    point = app.run("GBX_W2WSample", **_MEMBER, space=space)[0][0]
+    apply = {"strength": 1.0, "start_percent": 0.0, "end_percent": 1.0}
+    model, clip, vae = demo
+    plain = sampled(app, model, clip)
+    with_point = app.run("GBX_W2WApply", model=model, point=point, **apply)[0]
+    before = sampled(app, with_point, clip)
+    first, second = (
+        train(app, (with_point, clip, vae), space=space, learning_rate=0.0) for _ in range(2)
+    )
+    assert all(torch.equal(first[1][0][name], second[1][0][name]) for name in first[1][0])
+    assert torch.equal(before, sampled(app, with_point, clip))
+    assert torch.equal(plain, sampled(app, model, clip))
+    assert not torch.equal(before, sampled(app, first[0][0], clip))

@@ -22,9 +22,6 @@ CHOICES = {
     "resolution": 128,
     "seed": 3,
     "layers": "",
-    "code_rate": 7.5,
-    "projection_rate": 0.75,
-    "prior": 0.0,
     "end_percent": 0.85,
     "caption_dropout": 0.0,
     "precision": "fp32",
@@ -119,7 +116,7 @@ def test_a_network_may_prepare_its_text_by_layers_that_are_trained(app, demo, pe
 
 
 def test_the_same_again_and_a_resumed_run_are_bit_equal(app, demo, people, monkeypatch):
-    whole = train(app, demo, caption_dropout=0.5, prior=0.1)
+    whole = train(app, demo, caption_dropout=0.5)
     nodes = app.module("nodes.weights.monitored_run_comfy")
     from comfy.model_management import InterruptProcessingException
 
@@ -133,22 +130,20 @@ def test_the_same_again_and_a_resumed_run_are_bit_equal(app, demo, people, monke
     with monkeypatch.context() as patched:
         patched.setattr(nodes.FinishNow, "check", check)
         with pytest.raises(InterruptProcessingException):
-            train(app, demo, caption_dropout=0.5, prior=0.1, checkpoint_name="train-space/some")
+            train(app, demo, caption_dropout=0.5, checkpoint_name="train-space/some")
     steps = []
     with monkeypatch.context() as patched:
         patched.setattr(nodes.FinishNow, "check", lambda self: steps.append(None))
-        resumed = train(
-            app, demo, caption_dropout=0.5, prior=0.1, checkpoint_name="train-space/some"
-        )
+        resumed = train(app, demo, caption_dropout=0.5, checkpoint_name="train-space/some")
     assert len(steps) == 1
     assert resumed[3] == whole[3]
     for name in ("mean", "basis", "coefficients"):
         assert torch.equal(getattr(resumed[0], name), getattr(whole[0], name)), name
     with pytest.raises(ValueError, match="another caption_dropout:"):
-        train(app, demo, caption_dropout=0.4, prior=0.1, checkpoint_name="train-space/some")
+        train(app, demo, caption_dropout=0.4, checkpoint_name="train-space/some")
     Image.new("RGB", (128, 128), "red").save(people / "person_01" / "1.png")
     with pytest.raises(ValueError, match="another images, members:"):
-        train(app, demo, caption_dropout=0.5, prior=0.1, checkpoint_name="train-space/some")
+        train(app, demo, caption_dropout=0.5, checkpoint_name="train-space/some")
 
 
 def test_finish_now_takes_the_space_trained_so_far(app, demo, people, monkeypatch):

@@ -1,7 +1,11 @@
 """What a caption requests is read as the world wrote it, and found in the world's own images."""
 
+import functools
+from types import SimpleNamespace
+
 import pytest
 import torch
+from glassbox.nodes.common import prompt_alignment
 from glassbox.nodes.common.prompt_alignment import AbsentError
 from glassbox.nodes.demo import assets, judge
 
@@ -39,12 +43,22 @@ def test_images_agree_with_their_own_caption_only():
     images = torch.stack(strip.split(strip.shape[0], dim=1))
     own = torch.stack(
         [
-            judge.measure_agreement(WORLD, text, images[[i]]).values[0]
+            judge.measure_agreements(WORLD, [text], images[[i]])[0].values[0]
             for i, text in enumerate(captions)
         ]
     )
     assert float(own.mean()) > 0.97
-    strangers = judge.measure_agreement(WORLD, captions[0], images[1:]).values
+    strangers, of_second, unknown = judge.measure_agreements(
+        WORLD, [captions[0], captions[1], "a cat"], images[1:]
+    )
+    assert unknown is None and float(of_second.values[0]) == float(own[1])
+    strangers = strangers.values
     assert strangers.shape == (23,) and float(strangers.mean()) < 0.6
+    own_judge = functools.partial(judge.measure_agreements, WORLD)
+    seen = torch.zeros(len(images), 2)  # which a judge does not need
+    clip = SimpleNamespace(cond_stage_model=SimpleNamespace(measure_alignments=own_judge))
     with pytest.raises(AbsentError, match="requests nothing"):
-        judge.measure_agreement(WORLD, "a cat", images)
+        prompt_alignment.measure("a cat", images, clip)
+    assert set(prompt_alignment.measure_words(["bald", "a cat"], images, clip, seen)) == {"bald"}
+    with pytest.raises(AbsentError, match="knows none of the words"):
+        prompt_alignment.measure_words(["a cat"], images, clip, seen)

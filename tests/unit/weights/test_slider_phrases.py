@@ -55,6 +55,32 @@ def test_prompts_of_every_scene_phrase_and_preserved_concept_once():
     assert lines_of(" a \n\n b") == ["a", "b"]
 
 
+@pytest.mark.parametrize(
+    ("base_prompt", "phrases", "prompt"),
+    [
+        ("portrait, WORD, blue hoodie", ("", "old"), "portrait, old, blue hoodie"),
+        ("portrait, WORD, blue hoodie", ("man", "old"), "portrait, man, old, blue hoodie"),
+        ("portrait, WORD, blue hoodie", ("", ""), "portrait, blue hoodie"),
+        ("photo of a WORD person", ("old",), "photo of a old person"),
+        ("photo of a WORD person", (), "photo of a person"),
+        ("WORD", (), ""),
+        ("a SWORD, WORDS", ("old",), "a SWORD, WORDS, old"),
+        ("a SWORD, WORDS", (), "a SWORD, WORDS"),
+        ("portrait, WORD", (r"C:\1",), r"portrait, C:\1"),
+    ],
+)
+def test_phrases_take_the_place_of_word(base_prompt, phrases, prompt):
+    assert prompt_of(base_prompt, *phrases) == prompt
+
+
+def test_a_scene_with_a_place_for_phrases_is_its_own_prompt_without_it():
+    assert prompts_of(["a man, WORD, indoors"], parse_sliders("old", "young"), [""]) == [
+        "a man, indoors",
+        "a man, old, indoors",
+        "a man, young, indoors",
+    ]
+
+
 def test_labels_of_a_file():
     slider = SliderPhrases(increase='old "man"', decrease="young")
     assert labels_of(slider.header()) == slider

@@ -1,6 +1,7 @@
 """The ranges of the sliders are those of the members."""
 
 import json
+from dataclasses import replace
 
 import members
 import pytest
@@ -12,6 +13,7 @@ from glassbox.nodes.weights import (
     member_sources,
     points,
     space_builder,
+    space_file,
 )
 from glassbox.nodes.weights.space import Point
 
@@ -109,3 +111,73 @@ def test_guidance_terms_are_the_formula_of_identity_guidance(space, identity, ed
     assert found == pytest.approx(5.0 + identity * (2.0 - 5.0) + edit * (-0.7 - 2.0), abs=1e-12)
     assert base + sum(weight for weight, _ in terms) == pytest.approx(1, abs=1e-12)
     assert all(weight for weight, _ in terms)
+
+
+def measured(space):
+    """The space with two labels more, of which two have a reach."""
+    members = len(space.members)
+    labels = {name: (torch.arange(members) % 2).float() for name in ("beard", "bald", "red hair")}
+    sliders = {
+        "bald": {"reached": 0.25, "appears": [0.6, 0.8]},
+        "red hair": {"reached": 1.0, "appears": [0.4, 0.4]},
+    }
+    return replace(space, labels=labels, about={**space.about, "sliders": sliders})
+
+
+def test_directions_that_reach_more_people_come_first(space):
+    known = measured(space)
+    fitted = directions.fit(known, known.labels, 4, directions.FitMethod.MEAN_DIFFERENCE)
+    ranges = directions.slider_ranges(known.with_directions(directions.with_reach(fitted, known)))
+    names = [entry["name"] for entry in ranges["directions"]]
+    assert [name for name in names if name in fitted] == ["red hair", "bald", "beard"]
+    assert ranges["labels"] == ["red hair", "bald", "beard"]
+    first, second, third = (entry for entry in ranges["directions"] if entry["name"] in fitted)
+    assert (first["reached"], first["appears"]) == (1.0, [0.4, 0.4])
+    assert first["about"].endswith("measured: first shows at 0.4, at 1 in 100% of people")
+    assert second["about"].endswith("first shows at 0.6 to 0.8, at 1 in 25% of people")
+    assert "reached" not in third and "measured" not in third["about"]
+
+
+def test_a_build_in_the_place_of_a_space_forgets_what_was_measured_of_that(tmp_path):
+    folder = members.write_folder(tmp_path / "loras", 4)
+    target = tmp_path / "s.safetensors"
+    beside = tmp_path / "s.sliders.json"
+    beside.write_text('{"beard": {"reached": 0.5, "appears": [0.2, 0.6]}}', "utf-8")
+    sources = member_sources.file_sources(folder)
+    settings = space_builder.BuildSettings(form="as_trained")
+    assert space_builder.build(sources, settings, target).reaches == {}
+    assert not beside.exists()
+
+
+def test_reach_stays_in_the_file_of_a_space(space, tmp_path):
+    known = measured(space)
+    fitted = directions.fit(known, known.labels, 4, directions.FitMethod.MEAN_DIFFERENCE)
+    known = known.with_directions(directions.with_reach(fitted, known))
+    space_file.write(known, tmp_path / "space.safetensors")
+    again = space_file.read(tmp_path / "space.safetensors")
+    assert again.reaches == known.reaches and len(again.reaches) == 2
+    assert again.directions["bald"].reach == known.directions["bald"].reach
+    assert again.directions["beard"].reach is None
+
+
+def test_a_file_beside_a_space_says_what_its_sliders_do(space, tmp_path):
+    space_file.write(space, tmp_path / "space.safetensors")
+    beside = tmp_path / "space.sliders.json"
+    beside.write_text('{"beard": {"reached": 0.5, "appears": [0.2, 0.6]}}', "utf-8")
+    reach = space_file.read(tmp_path / "space.safetensors").reaches["beard"]
+    assert (reach.reached, reach.appears) == (0.5, (0.2, 0.6))
+    space_file.write(space, tmp_path / "space.safetensors")  # another space of the same name
+    assert not beside.exists()
+    assert space_file.read(tmp_path / "space.safetensors").reaches == {}
+    for damaged in (
+        "[]",
+        "{",
+        '{"beard": 1}',
+        '{"beard": {"reached": 2, "appears": [0, 1]}}',
+        '{"beard": {"reached": 1}}',
+        '{"beard": {"reached": 1, "appears": [0, null]}}',
+        '{"beard": {"reached": 1, "appears": [0]}}',
+    ):
+        beside.write_text(damaged, "utf-8")
+        with pytest.raises(ValueError, match=r"space\.sliders\.json"):
+            space_file.read(tmp_path / "space.safetensors")
