@@ -122,7 +122,6 @@ def _train_sparse(size: Size) -> dict[str, tuple]:
         "training_steps": _TRAINING_STEPS,
         "batch_size": _TRAINING_POINTS,
         "learning_rate": 0.001,
-        "dead_after": 100,
         "seed": 0,
         "steps": 10,
         "cfg": 3.0,

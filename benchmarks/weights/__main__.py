@@ -5,7 +5,8 @@ population that is trained at once. `--large` is an inversion on SD1.5 in its re
 minutes a step. `--many` is a space of 5,000 members instead, built by this pack alone, `--updates`
 one on weight updates of SDXL LoRAs, `--guidance` a step of sampling with identity guidance,
 `--edits` up to 100 edits at once at SDXL's shape, `--sliders` a slider at SD1.5's, `--desk` one of
-the portrait desk in a real server, `--learned` a step of W2W Train Space.
+the portrait desk in a real server, `--learned` a step of W2W Train Space, `--slider-step` one of
+Train Slider.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ PARTS = {
     "--sliders": "moving:measure",
     "--desk": "desk:measure",
     "--learned": "learning:measure",
+    "--slider-step": "sliding:measure",
 }
 _WITH_QUICK = ("", "--sliders")
 
@@ -76,6 +78,9 @@ def main(argv: Sequence[str]) -> int:
     kinds.add_argument(
         "--learned", action="store_true", help="a step of W2W Train Space, and nothing else"
     )
+    kinds.add_argument(
+        "--slider-step", action="store_true", help="a step of Train Slider, and nothing else"
+    )
     parser.add_argument(
         "--one", nargs=3, metavar=("CONTENDER", "N", "FILE"), help=argparse.SUPPRESS
     )
@@ -89,7 +94,9 @@ def main(argv: Sequence[str]) -> int:
             )
         )
         return 0
-    kind = next((kind for kind in PARTS if kind and getattr(options, kind[2:])), "")
+    kind = next(
+        (kind for kind in PARTS if kind and getattr(options, kind[2:].replace("-", "_"))), ""
+    )
     if options.quick and kind not in _WITH_QUICK:
         parser.error(f"{kind} has no quick mode")
     module, function = PARTS[kind].split(":")
@@ -101,7 +108,7 @@ def main(argv: Sequence[str]) -> int:
         return 0
     option = kind or ("--quick" if options.quick else "")
     name, command = (
-        f"bench_weights_{option[2:]}".rstrip("_"),
+        f"bench_weights_{option[2:].replace('-', '_')}".rstrip("_"),
         f"python run.py bench weights {option}".rstrip(),
     )
     assets = [host.ROOT / "assets" / each for each in ("avatars-v2", "avatars-v2-w2w.safetensors")]
