@@ -237,3 +237,10 @@ def test_a_copy_in_the_same_prompt_takes_what_the_cache_has(app, folders):
     for _ in range(2):
         queue.ran("t.csv", "made", 11)
     assert not queue.ran("t.csv", "made", 21)
+
+
+def test_the_file_of_sliders_beside_a_space_is_read_again(app, folders):
+    write(folders / SPACES / "s.safetensors", b"space")
+    beside = folders / SPACES / "s.sliders.json"
+    check(Queue(app, "GBX_W2WLoadSpace", "space_name"), beside, "s.safetensors", "widget")
+    beside.unlink()

@@ -201,7 +201,7 @@ def _unlearn(app, _monkeypatch):
     positive = app.run("CLIPTextEncode", clip=clip, text="portrait, bald")[0]
     about = {"image": faces[:1], "surrogates": faces[1:], "prompts": "portrait", "layers": "attn2"}
     about |= {"steps": 1, "learning_rate": 0.01, "batch_size": 1, "keep": 1.0, "attack_steps": 1}
-    about |= {"attack_learning_rate": 0.1, "noise_samples": 1, "restart": 2, "rank": 2, "seed": 1}
+    about |= {"noise_samples": 1, "restart": 2, "rank": 2, "seed": 1}
     about |= {"sampling_steps": 1, "cfg": 3.0, "gradient_checkpointing": False, "precision": "fp32"}
     world = {"model": model, "clip": clip, "vae": vae, "positive": positive}
     app.run("GBX_AdversarialUnlearning", **world, **about)

@@ -24,7 +24,8 @@ _FOLDER = paths.CACHE / "soak"
 _TINY = {
     r"^(width|height|resolution|tile)$": 64,
     r"steps$|_seeds$|^candidates$|^rounds$|^draws$|^batches$": 2,
-    r"^batch_size$|^count$": 8,  # some are held out or trained on, and some must be left
+    r"^count$": 8,  # some are held out or trained on, and some must be left
+    r"^batch_size$": 16,  # the fewest images that Discover Sliders takes
 }
 _SEED = re.compile(r"^(noise_)?seed$")
 _DURATION = re.compile(

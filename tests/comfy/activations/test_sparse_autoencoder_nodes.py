@@ -14,7 +14,6 @@ TRAINING = {
     "k": 4,
     "batch_size": 64,
     "learning_rate": 1e-3,
-    "dead_after": 5,
     "seed": 3,
     "steps": 2,
     "cfg": 3.0,

@@ -198,7 +198,6 @@ def test_audit_and_unlearning_run(app, family):
         batch_size=1,
         keep=1.0,
         attack_steps=1,
-        attack_learning_rate=0.1,
         noise_samples=1,
         restart=2,
         rank=2,

@@ -245,7 +245,6 @@ def unlearned(world, **changes):
         "batch_size": 1,
         "keep": 1.0,
         "attack_steps": 1,
-        "attack_learning_rate": 0.1,
         "noise_samples": 1,
         "restart": 2,
         "rank": 2,
@@ -284,7 +283,6 @@ def test_the_defaults_of_unlearning_are_those_of_its_settings(world):
     settings = world.app.module("nodes.neurons.unlearning").UnlearningSettings()
     for name in ("steps", "learning_rate", "batch_size", "keep", "attack_steps", "restart"):
         assert given[name] == getattr(settings, name)
-    assert given["attack_learning_rate"] == settings.attack.learning_rate
     assert given["noise_samples"] == settings.attack.noise_samples and given["layers"] == "attn2"
 
 

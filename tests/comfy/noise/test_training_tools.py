@@ -7,7 +7,7 @@ import torch
 
 
 def buckets(app, **given):
-    values = {"resolution": [64], "step": [16], "largest_ratio": [2.0]}
+    values = {"resolution": [64], "step": [16]}
     return app.run("GBX_ResizeToBuckets", **{**values, **given})
 
 

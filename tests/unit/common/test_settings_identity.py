@@ -29,6 +29,8 @@ _CONSTANTS = {
         "logit_mean",
         "logit_std",
     },
+    "GBX_W2WTrainSpace": {"code_rate", "projection_rate", "prior"},
+    "GBX_TrainSparseAutoencoder": {"dead_after"},
 }
 
 

@@ -150,3 +150,17 @@ def test_a_quick_part_that_gives_the_same_numbers_keeps_its_result(tmp_path, mon
     )
     assert freshness.stale(tmp_path) == []
     assert json.loads((tmp_path / "a_one.json").read_text())["numbers"] == {"x": {"value": 5.0}}
+
+
+@pytest.mark.parametrize(
+    ("now", "interval", "same"),
+    [
+        (0.5009, {}, True),
+        (0.5011, {}, False),
+        (0.51, {"low": 0.39, "high": 0.61}, True),
+        (0.515, {"low": 0.39, "high": 0.61}, False),
+        (float("nan"), {}, False),
+    ],
+)
+def test_what_another_processor_rounds_is_the_same_number(now, interval, same):
+    assert freshness._same_number({"value": 0.5, **interval}, now) is same

@@ -66,5 +66,4 @@ def test_the_study_measures_the_default_settings():
     assert default.attack_steps == unlearning.ATTACK_STEPS
     for name in ("steps", "learning_rate", "batch_size", "keep", "restart"):
         assert training[name] == getattr(default, name)
-    assert training["attack_learning_rate"] == default.attack.learning_rate
     assert training["noise_samples"] == default.attack.noise_samples

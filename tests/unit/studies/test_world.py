@@ -5,11 +5,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("python_avatars")
 pytest.importorskip("resvg_py")
 
-from studies.world import captions, dataset, faces, scenes
+from studies.world import captions, dataset, decoder, faces, scenes
 
 
 def some_scene(seed: int = 5, **metadata) -> scenes.Scene:
@@ -212,3 +213,16 @@ def test_a_goal_is_judged_by_the_attribute_that_is_furthest_off(tmp_path, monkey
     assert found["followed skin"]["what"].endswith("reached") and found["followed eyes"][
         "what"
     ].endswith("reached")
+
+
+def test_the_decoder_is_trained_on_sharp_uncropped_images_only():
+    plain = scenes.Metadata()
+    rows = [
+        plain,
+        replace(plain, mirror=True),
+        replace(plain, original=64),
+        replace(plain, crop_top=10),
+        plain,
+    ]
+    metadata = torch.tensor([row.numbers() for row in rows], dtype=torch.float32)
+    assert decoder.clear_images(metadata).tolist() == [0, 1, 4]

@@ -379,7 +379,7 @@ def test_the_tests_of_a_file_are_those_that_reach_it():
     contract = "tests/comfy/test_node_contract.py"
     for file, function in (
         ("nodes/weights/nodes_guidance.py", "W2WGuidance.define_schema"),
-        ("nodes/weights/nodes_train_space.py", "_rate"),
+        ("nodes/weights/nodes_train_slider.py", "_training_inputs"),
         ("nodes/host/schema.py", "float_input"),
     ):
         assert of(file, "comfy", function)[0] == contract
@@ -400,5 +400,5 @@ def test_tests_that_name_a_function_come_before_those_of_what_uses_it():
     assert words.direct == {"W2WGuidance", "GBX_W2WGuidance"}
     words = of("nodes/weights/space.py", "Point.tolerances")
     assert words.direct == {"tolerances"} and "Point" in words.around
-    words = of("nodes/weights/nodes_train_space.py", "_rate")
-    assert "GBX_W2WTrainSpace" in words.around and words.direct == {"_rate"}
+    words = of("nodes/weights/nodes_train_slider.py", "_training_inputs")
+    assert "GBX_TrainSlider" in words.around and words.direct == {"_training_inputs"}

@@ -57,5 +57,5 @@ def test_what_takes_long_says_so_before_it_runs():
         for path, saved in own.items()
         if saved["extra"]["glassbox"].get("seconds", 0) >= 30
     }
-    assert len(long) == 3
+    assert len(long) == 5
     assert [name for name, note in long.items() if "minute" not in note["widgets_values"][0]] == []
