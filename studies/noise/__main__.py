@@ -3,7 +3,8 @@
 Parts: ring (points in the plane), digits, classes (digits by class), batches (digits in small
 batches), world (small denoisers of the demo world from scratch), lora (a LoRA on the demo model),
 composition (layout from a guide's low frequencies), layouts (the same beside img2img and blends,
-with masks and sketches as guides), scout (seeds ranked after a few steps). Each writes
+with masks and sketches as guides), scout (seeds ranked after a few steps), edits (words changed in
+an image from its own noise, beside other published ways). Each writes
 studies/results/noise_PART.json. Without a part all of them run.
 """
 
@@ -24,6 +25,7 @@ PARTS = {
     "composition": "composition:measure",
     "layouts": "layouts:measure",
     "scout": "scout:measure",
+    "edits": "edits:measure",
 }
 
 
