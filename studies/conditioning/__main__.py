@@ -4,8 +4,8 @@
 Parts: gate (Metadata Schedule on the shipped model), sizes (original sizes above the trained one),
 crop, trained (small models trained with the gate and without, and with replicated padding),
 padding, resolution, higher (Higher Resolution at larger sizes), enlarging (beside plain enlargement
-and two passes), variety (Seed Variety beside its rivals), tuned (after fine-tuning at larger
-sizes). Each writes
+and two passes), variety (Seed Variety beside its rivals), student (the same on a student of four
+steps that is distilled), tuned (after fine-tuning at larger sizes). Each writes
 studies/results/conditioning_PART.json. Without a part all of them run.
 """
 
@@ -28,6 +28,7 @@ PARTS = {
         "higher",
         "enlarging",
         "variety",
+        "student",
         "tuned",
     )
 }

@@ -61,29 +61,59 @@ def variety(labels: np.ndarray, features: np.ndarray) -> dict[str, float]:
     }
 
 
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """How images are sampled, and whether on few prompts and seeds."""
+
+    steps: int
+    cfg: float
+    quick: bool
+
+    @property
+    def prompts(self) -> int:
+        return 2 if self.quick else 8
+
+    @property
+    def seeds(self) -> int:
+        return 4 if self.quick else 6
+
+
 def measure(quick: bool) -> dict[str, dict]:
     """Every contender's variety and captions, and what it gains and loses against no change."""
     generator, network = sampled_images.load()
-    prompts, seeds = (2, 4) if quick else (8, 6)
-    scenes = _scenes(prompts)
     chosen = contenders(generator.model, sampled_images.encoded(generator, [""])[0])
     if quick:
         chosen = {name: chosen[name] for name in ("stock", "annealed, tau1 0.4")}
-    settings = {"prompts": prompts, "seeds": seeds, "steps": STEPS, "cfg": CFG, "seed": SEED}
-    kept = results.Rows("conditioning_variety" + ("_quick" if quick else ""), settings)
-    measured = {}
+    settings = Settings(steps=STEPS, cfg=CFG, quick=quick)
+    kept = results.Rows("conditioning_variety" + ("_quick" if quick else ""), {"seed": SEED})
+    return measured(generator, network, chosen, settings, kept)
+
+
+def measured(
+    generator, network, chosen: Mapping[str, Contender], settings: Settings, kept: results.Rows
+) -> dict[str, dict]:
+    """The numbers of contenders, of which one is "stock"."""
+    scenes = _scenes(settings.prompts)
+    found = {}
     for name, contender in chosen.items():
         rows = []
         for number, scene in enumerate(scenes):
             first = SEED + 1000 * number
             read = partial(
-                _read, generator, network, contender, scene=scene, seeds=range(first, first + seeds)
+                _read,
+                generator,
+                network,
+                contender,
+                scene=scene,
+                seeds=range(first, first + settings.seeds),
+                settings=settings,
             )
             rows.append(kept.row(f"{name}, prompt {number}", read))
-        measured[name] = {key: np.array([row[key] for row in rows]) for key in MEASURES}
-        means = {key: round(float(values.mean()), 3) for key, values in measured[name].items()}
+        found[name] = {key: np.array([row[key] for row in rows]) for key in MEASURES}
+        means = {key: round(float(values.mean()), 3) for key, values in found[name].items()}
         print(name, means, flush=True)
-    return _numbers(measured)
+    kept.finished()
+    return _numbers(found)
 
 
 def _numbers(measured: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, dict]:
@@ -103,10 +133,13 @@ def _numbers(measured: Mapping[str, Mapping[str, np.ndarray]]) -> dict[str, dict
 
 @dataclass(frozen=True, kw_only=True)
 class Contender:
-    """A MODEL, and what it makes of an encoded prompt (1, 77, 128): a conditioning."""
+    """A MODEL, what it makes of an encoded prompt (1, 77, 128), a conditioning, and the noise
+    (1, C, H, W) of a seed; None for KSampler's.
+    """
 
     model: object
     positive: Callable[[torch.Tensor], list] = field(default=lambda text: [[text, {}]])
+    noise: Callable[[torch.Tensor, int], torch.Tensor] | None = None
 
 
 def contenders(model, empty: torch.Tensor) -> dict[str, Contender]:
@@ -126,7 +159,31 @@ def contenders(model, empty: torch.Tensor) -> dict[str, Contender]:
         )
     for time in (0.8, 0.6):
         found[f"guidance below {time:g}"] = Contender(model=_guided_below(model, time))
+    for factor in (1.05, 1.1, 1.2):
+        found[f"noise times {factor:g}"] = Contender(model=model, noise=partial(_louder, factor))
+    for strength in (0.4, 0.8):
+        found[f"random layout, strength {strength:g}"] = Contender(
+            model=model, noise=partial(_laid_out, strength)
+        )
     return found
+
+
+def _louder(factor: float, latent: torch.Tensor, seed: int) -> torch.Tensor:
+    """KSampler's noise, stronger than the model is trained for."""
+    return factor * host.pack("nodes.host.evaluate").noise_for(latent, seed)
+
+
+def _laid_out(strength: float, latent: torch.Tensor, seed: int) -> torch.Tensor:
+    """Composition Noise's lowest frequencies in the order of a random guide of each seed, four by
+    four fields of three standard deviations.
+    """
+    composition = host.pack("nodes.noise.composition")
+    noise = host.pack("nodes.host.evaluate").noise_for(latent, seed)
+    draws = torch.Generator().manual_seed(seed + 1)
+    fields = 3 * torch.randn(1, noise.shape[1], 4, 4, generator=draws)
+    guide = torch.nn.functional.interpolate(fields, noise.shape[-2:], mode="bicubic")
+    settings = composition.CompositionSettings(strength=strength, cutoff=2.0)
+    return composition.compose_noise(settings, noise, guide)
 
 
 def _varied(model, method: str, scale: float, tau1: float) -> Contender:
@@ -180,17 +237,21 @@ def prompt_of(scene) -> str:
 
 
 @torch.inference_mode()
-def _read(generator, network, contender: Contender, *, scene, seeds: range) -> dict[str, float]:
+def _read(
+    generator, network, contender: Contender, *, scene, seeds: range, settings: Settings
+) -> dict[str, float]:
     """The measures of one prompt's images."""
     text, empty = sampled_images.encoded(generator, [prompt_of(scene), ""])
-    samples = host.pack("nodes.host.evaluate").sample_seeds(
+    evaluate = host.pack("nodes.host.evaluate")
+    samples = evaluate.sample_seeds(
         contender.model,
         contender.positive(text),
         negative=[[empty, {}]],
         latent={"samples": torch.zeros(1, CHANNELS, 16, 16)},
         seeds=list(seeds),
-        steps=STEPS,
-        cfg=CFG,
+        steps=settings.steps,
+        cfg=settings.cfg,
+        draw=contender.noise or evaluate.noise_for,
     )
     images = (generator.vae.decode(samples) * 255).round().to(torch.uint8).numpy()
     labels, features = judge.read(network, images)
