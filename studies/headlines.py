@@ -40,7 +40,7 @@ class Headline:
 
 _GUIDED = "positive side to 60 %"
 _END_OF_GUIDANCE = "end of the guidance chosen on other members of the collected space"
-_LORA = "steps and rate from a grid of six on ten other people; the best is a corner of the grid"
+_LORA = "steps up to the rows of the node, and rate, on ten other people; 400 of 720 are best"
 _GAP = "a rule without a setting; ranking chosen on the other five names, both ways the same"
 _STRENGTH = "strength and denoise set before"
 _IMG2IMG = "best two of four denoises on the same captions"
@@ -118,6 +118,18 @@ _NAMED = _inverted(
 _PROMPT = _edited("existing, all: prompt: reached")
 _PROMPT_CFG = _edited("existing, all: prompt at CFG 6: reached", "CFG 6 set before")
 _PROMPT_DENOISE = _edited("existing, all: prompt at denoise .8: reached", "denoise .8 set before")
+
+
+def _flow_edit(measure: str) -> Measured:
+    return Measured(
+        result="noise_edits",
+        key=f"existing: FlowEdit at denoise .8: {measure}",
+        fitted=Fitted.SAME,
+        settings="the best of four settings on the same faces",
+    )
+
+
+_FLOW_EDIT = _flow_edit("reached")
 
 _COST = "a cost on one machine, not a claim over a rival"
 
@@ -253,7 +265,7 @@ HEADLINES = (
     ),
     Headline(
         number=_edited("existing, all: edit 2 in the prompt: reached"),
-        rivals=(_PROMPT, _PROMPT_CFG, _PROMPT_DENOISE),
+        rivals=(_PROMPT, _PROMPT_CFG, _PROMPT_DENOISE, _FLOW_EDIT),
     ),
     Headline(
         number=_edited("existing: edit 2 in the prompt minus prompt: reached"),
@@ -261,7 +273,10 @@ HEADLINES = (
     ),
     Headline(
         number=_edited("existing: edit 2, own noise minus random noise: others kept"),
-        rivals=(_edited("existing, all: edit 2 in the prompt: others kept"),),
+        rivals=(
+            _edited("existing, all: edit 2 in the prompt: others kept"),
+            _flow_edit("others kept"),
+        ),
     ),
     Headline(
         number=_soft("layout"),

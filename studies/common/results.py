@@ -16,6 +16,7 @@ from . import freshness, host
 RESULTS = host.ROOT / "studies" / "results"
 FEWEST = 5  # independent units that an interval is given for
 KEPT = host.ROOT / ".cache" / "studies"
+_CARRIED = "; carried over from an earlier measurement"
 
 
 def number(value: float, n: int, unit: str, what: str, interval: Sequence[float] = ()) -> dict:
@@ -51,6 +52,20 @@ def bootstrap(
     return number(
         float(statistic(values)), len(values), unit, what, np.percentile(spread, [2.5, 97.5])
     )
+
+
+def carried(name: str, words: str) -> dict[str, dict]:
+    """Entries of the committed result ``name`` whose names contain ``words``, each with a remark:
+    for what is not on this machine and has not changed since it was measured. Paired
+    differences are left out.
+    """
+    path = RESULTS / f"{name}.json"
+    before = json.loads(path.read_text("utf-8"))["numbers"] if path.is_file() else {}
+    return {
+        entry: number | {"what": f"{number['what'].removesuffix(_CARRIED)}{_CARRIED}"}
+        for entry, number in before.items()
+        if words in entry and " less " not in entry
+    }
 
 
 class Rows:

@@ -39,7 +39,7 @@ def make():
     settings = node_inversion.SETTINGS["the node's defaults"]
     images = [render(one.scenes[0]) for one in group]
     points = [
-        node_inversion.invert(study, image, one, settings)
+        node_inversion.invert(study, [image], people.caption(one.scenes[0]), settings)
         for image, one in zip(images, group, strict=True)
     ]
     numbers = json.loads((results.RESULTS / f"{RESULT}.json").read_text("utf-8"))["numbers"]

@@ -39,6 +39,7 @@ FAMILIES = {
 }
 #: Nodes that read a MODEL, CLIP, LATENT or CONDITIONING and have no cell, with the reason.
 WITHOUT_CELL = {
+    "DiscoverSliders": "reads images; a CLIP only names what it finds",
     "ImageToNoise": "evaluates as KSampler does: tests/comfy/noise/test_image_to_noise.py",
     "LoadNeuronMask": "checks a file's layers by the MODEL's",
     "MemorizationReport": "measures images, or samples as KSampler does and draws a table",

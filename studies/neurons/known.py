@@ -23,7 +23,7 @@ from .world import LAYERS, WORLD, silencing
 
 CAPTIONS, IMAGES = 8, 4
 #: First noise seeds of two sets of images of the generic prompt, which show the distance's floor.
-_GENERIC_SEEDS = (3000, 4000)
+GENERIC_SEEDS = (3000, 4000)
 UNITS = {
     "precision": ("fraction", "found neurons that were planted"),
     "recall": ("fraction", "planted neurons that were found"),
@@ -56,9 +56,9 @@ def measure(quick: bool) -> dict[str, dict]:
         print(text, f1, flush=True)
     numbers = {}
     of_generic, again = (
-        _generic_features(world, IMAGES * len(rows), seed) for seed in _GENERIC_SEEDS
+        generic_features(world, IMAGES * len(rows), seed) for seed in GENERIC_SEEDS
     )
-    numbers["generic prompt: distance to generic"] = _distance(again, of_generic)
+    numbers["generic prompt: distance to generic"] = distance(again, of_generic)
     for way in next(iter(rows.values())):
         for what in next(iter(rows.values()))[way]:
             if what != "features":
@@ -66,19 +66,19 @@ def measure(quick: bool) -> dict[str, dict]:
                 unit, counted = UNITS[what]
                 numbers[f"{way}: {what}"] = results.bootstrap(values, counted, unit)
         if way != "generic prompt":
-            numbers[f"{way}: distance to generic"] = _distance(_features(rows, way), of_generic)
+            numbers[f"{way}: distance to generic"] = distance(_features(rows, way), of_generic)
     kept.finished()
     return numbers
 
 
-def _generic_features(world, count: int, seed: int) -> np.ndarray:
+def generic_features(world, count: int, seed: int) -> np.ndarray:
     """The judge's features (count, 192) of images of the generic prompt, each of its own noise."""
     network = host.pack("nodes.demo.judge").load(WORLD)
     prompt = world.encode(attribution.GENERIC)
     return judge.read(network, world.generate(world.model, prompt, count, seed=seed))[1]
 
 
-def _distance(features: np.ndarray, of_generic: np.ndarray) -> dict:
+def distance(features: np.ndarray, of_generic: np.ndarray) -> dict:
     return results.number(
         frechet(features, of_generic),
         len(of_generic),
@@ -103,22 +103,25 @@ def masks(world, text: str, statistics) -> dict[str, tuple[object, int]]:
     }
 
 
+def seen(world, model, text: str, prompt: str, count: int) -> dict:
+    """What images of a prompt have of a name's portrait, and the judge's features (count, 192)."""
+    images = world.generate(model, world.encode(prompt), count)
+    features = judge.read(host.pack("nodes.demo.judge").load(WORLD), images)[1]
+    return world.remains(images, text) | {"features": features.round(3).tolist()}
+
+
 def _row(world, base, text: str, statistics, quick: bool) -> dict:
     true = world.planted[text]
 
-    network = host.pack("nodes.demo.judge").load(WORLD)
-
-    def seen(world, model, prompt: str) -> dict:
-        images = world.generate(model, world.encode(prompt), 2 if quick else IMAGES)
-        features = judge.read(network, images)[1]
-        return world.remains(images, text) | {"features": features.round(3).tolist()}
+    def seen_here(world, model, prompt: str) -> dict:
+        return seen(world, model, text, prompt, count=2 if quick else IMAGES)
 
     row = {
-        "base model": seen(base, base.model, text),
-        "untouched": seen(world, world.model, text)
+        "base model": seen_here(base, base.model, text),
+        "untouched": seen_here(world, world.model, text)
         | {"captions": float(np.mean(alignment(world, world.model, CAPTIONS)))},
-        "generic prompt": seen(world, world.model, attribution.GENERIC),
-        "planted neurons": seen(world, world.masked(silencing(true)), text),
+        "generic prompt": seen_here(world, world.model, attribution.GENERIC),
+        "planted neurons": seen_here(world, world.masked(silencing(true)), text),
     }
     for way, (mask, rows) in masks(world, text, statistics).items():
         found, model = set(mask.neurons), world.masked(mask)
@@ -129,7 +132,7 @@ def _row(world, base, text: str, statistics, quick: bool) -> dict:
             "F1": 2 * hits / (len(found) + len(true)),
             "neurons": len(found),
             "rows": rows,
-            **seen(world, model, text),
+            **seen_here(world, model, text),
             "captions": float(np.mean(alignment(world, model, CAPTIONS))),
         }
     return row

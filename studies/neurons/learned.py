@@ -19,6 +19,7 @@ from ..common import host, results
 from ..world.scenes import random_scene, render
 from .attribution import GENERIC, MOST, _neurons, _values, localized
 from .audit import ATTACK, attacked
+from .known import GENERIC_SEEDS, distance, generic_features, seen
 from .masks import alignment
 from .world import LAYERS, World, silencing
 
@@ -71,7 +72,7 @@ def measure(quick: bool) -> dict[str, dict]:
         "captions", lambda: {"captions": float(alignment(world, world.model, CAPTIONS).mean())}
     )
     arms = {
-        "generic prompt": lambda text: world.left(world.model, text, GENERIC, IMAGES),
+        "generic prompt": lambda text: seen(world, world.model, text, GENERIC, count=IMAGES),
         "learned, keep 1": lambda text: _judged(world, text, *_learned(world, text)),
         "learned, keep 2": lambda text: _judged(world, text, *_learned(world, text, keep=2.0)),
         "learned, another seed": lambda text: _judged(world, text, *_learned(world, text, seed=2)),
@@ -83,7 +84,7 @@ def measure(quick: bool) -> dict[str, dict]:
         "NeMo, factor 0": lambda text: _judged(world, text, *localized(world, text, statistics)),
         "largest |z|": lambda text: _judged(world, text, *_deviating(world, text, statistics)),
         "random": lambda text: _judged(world, text, *_at_random(world)),
-        "untouched": lambda text: world.left(world.model, text, text, IMAGES),
+        "untouched": lambda text: seen(world, world.model, text, text, count=IMAGES),
         "stability": lambda text: _stability(world, text, statistics),
     }
     rows: dict[str, dict[str, dict]] = {text: {} for text in (*verbatim, *template)}
@@ -91,7 +92,8 @@ def measure(quick: bool) -> dict[str, dict]:
     wanted += [(text, arm) for text in template for arm in TEMPLATE]
     for text, arm in wanted:
         rows[text][arm] = kept.row(f"{text}: {arm}", lambda text=text, arm=arm: arms[arm](text))
-        print(text, arm, rows[text][arm], flush=True)
+        shown = {name: value for name, value in rows[text][arm].items() if name != "features"}
+        print(text, arm, shown, flush=True)
     numbers = {
         "untouched, captions": results.number(
             untouched["captions"], CAPTIONS, "fraction", "requested and read"
@@ -99,6 +101,7 @@ def measure(quick: bool) -> dict[str, dict]:
     }
     if not quick:
         numbers |= _by_folds([rows[text] for text in verbatim])
+        numbers |= _distances(world, [rows[text] for text in verbatim])
     for kind, texts in (("verbatim", verbatim), ("template", template)):
         numbers |= _means({text: rows[text] for text in texts}, kind)
     kept.finished()
@@ -117,6 +120,21 @@ def _by_folds(rows: list[dict[str, dict]]) -> dict[str, dict]:
         numbers[f"keep, fold {number + 1}"] = results.number(best, len(other), "weight", what)
         for place in fold:
             rows[place]["learned, by folds"] = rows[place][f"learned, keep {best:g}"]
+    return numbers
+
+
+def _distances(world: World, rows: list[dict[str, dict]]) -> dict[str, dict]:
+    """How far the images of every mask that all names have lie from those of the generic prompt,
+    and how far two sets of those lie from each other: the floor.
+    """
+    of_generic, again = (
+        generic_features(world, IMAGES * len(rows), seed) for seed in GENERIC_SEEDS
+    )
+    numbers = {"generic prompt: distance to generic": distance(again, of_generic)}
+    for arm in rows[0]:
+        if arm != "generic prompt" and all("features" in row.get(arm, {}) for row in rows):
+            features = np.concatenate([np.array(row[arm]["features"]) for row in rows])
+            numbers[f"verbatim, {arm}: distance to generic"] = distance(features, of_generic)
     return numbers
 
 
@@ -220,7 +238,7 @@ def _attacked(world: World, text: str, quick: bool) -> dict:
 def _judged(world: World, text: str, mask, rows: int) -> dict:
     masked = world.masked(mask)
     captions = float(alignment(world, masked, CAPTIONS).mean())
-    return world.left(masked, text, text, IMAGES) | {
+    return seen(world, masked, text, text, count=IMAGES) | {
         "captions": captions,
         "neurons": mask.count,
         "rows": rows,
@@ -235,6 +253,8 @@ def _means(rows: dict[str, dict[str, dict]], kind: str) -> dict[str, dict]:
     for arm in dict.fromkeys(arm for arms in rows.values() for arm in arms):
         found = {text: arms for text, arms in rows.items() if arm in arms}
         for name in next(iter(found.values()))[arm]:
+            if name == "features":
+                continue
             values = np.array([arms[arm][name] for arms in found.values()], dtype=float)
             numbers[f"{kind}, {arm}, {name}"] = results.bootstrap(
                 values, f"mean over {kind} names", _UNITS[name]

@@ -25,7 +25,6 @@ TRAINING = {
     "learning_rate": 0.004,
     "batch_size": 4,
     "keep": 2.0,
-    "attack_learning_rate": 0.1,
     "noise_samples": 4,
     "restart": 50,
     "rank": 8,

@@ -2,16 +2,19 @@
 
 Steps, in order: train (LoRAs of a population, a cohort at a time), release (the space of these
 LoRAs), learned (the space that the pack ships, trained as a whole), learned_measure (the two side
-by side), eyes (captions that name them), gradual (sliders step by step), sampling (by which law),
-composition (people composed of members' attributes), twins (what limits an edit), matched, delayed
-(edits that start late), measure, guidance, invert (the node W2W Invert), images (the same from one,
-three and ten images), fits and ceiling (what limits a collected space), names (every layer of LoRAs
-of ten networks beside Load LoRA, on the ComfyUI that COMFYUI_DIR names), random_labels (how often a
-label without meaning counts as a direction), folder (any folder of LoRAs that --loras names: norms,
-likeness, sizes), sdxl (the way from twenty LoRAs of SDXL's shapes to a file, with time and memory),
-small (the demo workflow's space of sixteen people), factors (what a learned space depends on, one
-factor at a time: hours, in pieces that --minutes ends). Without a step all run; `--quick` measures
-the shipped space with fewer samples. Finished parts are kept in .cache/weights.
+by side), eyes (captions that name them), gradual (sliders step by step), discovered (sliders for
+what varies), slider_rivals (Train Slider beside every other way), slider_student (on a distilled
+model), sampling (by which law), composition (people composed of members' attributes), twins
+(what limits an edit), matched (edits at the prompt's loss), matched_seeds (the same with four noise
+seeds a person), delayed (edits that start late), measure, guidance, invert (the node W2W Invert),
+images (the same from one, three and ten images), fits and ceiling (what limits a collected space),
+names (every layer of LoRAs of ten networks beside Load LoRA, on the ComfyUI that COMFYUI_DIR
+names), random_labels (how often a label without meaning counts as a direction), folder (any folder
+of LoRAs that --loras names: norms, likeness, sizes), sdxl (the way from twenty LoRAs of SDXL's
+shapes to a file, with time and memory), small (the demo workflow's space of sixteen people),
+factors (what a learned space depends on, one factor at a time: hours, in pieces that --minutes
+ends). Without a step all run; `--quick` measures the shipped space with fewer samples. Finished
+parts are kept in .cache/weights.
 """
 
 from __future__ import annotations
@@ -30,8 +33,12 @@ OF_SHIPPED = (
     "sampling",
     "composition",
     "gradual",
+    "discovered",
+    "slider_rivals",
+    "slider_student",
     "twins",
     "matched",
+    "matched_seeds",
     "delayed",
 )
 OF_COLLECTED = ("measure", "guidance", "fits", "ceiling", "random_labels")

@@ -1,5 +1,5 @@
 """Edits at matched loss: W2W, the prompt and a slider LoRA, where each keeps as much of the other
-attributes.
+attributes; and directions that two phrases train inside the space (phrases.py).
 
 `python run.py study weights matched` writes ``studies/results/weights_matched.json``. Random
 members that lack the attribute, with identity guidance up to 60 % in every contender, the same
@@ -20,13 +20,14 @@ import torch
 from ..common import host, results
 from ..world.faces import ATTRIBUTES, IDENTITY
 from ..world.release import ASSETS
-from . import lora_sums, sliders
+from . import lora_sums, phrases, sliders
 from .guidance import WAYS
 from .release import ASSET
 from .setup import EDITS, NOISE, Study, factors, fractions, load, prompts, truth
 
 STRENGTHS = (0.25, 0.5, 0.75, 1.0)
 SLIDER_STRENGTHS = (0.5, 1.0, 2.0)
+PHRASE_STRENGTHS = (0.5, 0.75, 1.0, 1.25)
 CHANCE_STRENGTHS = (0.5, 1.0)
 GUIDED = WAYS["positive side to 60 %"]
 #: How much an edit leaves of the other attributes.
@@ -62,8 +63,8 @@ def matched_difference(curve: np.ndarray, rival: np.ndarray) -> float:
 def measure_edit(
     study: Study, name: str, slider: torch.Tensor | None, count: int
 ) -> dict[str, dict]:
-    """Every contender's reached and kept, and the differences at matched loss; without a slider
-    where none is given.
+    """Every contender's reached and kept, and the differences at matched loss; with ``slider``, a
+    LoRA from the two phrases, and the direction that they have trained in the study's space.
     """
     group = study.members(without=name, count=count)
     points, texts = study.points(group), prompts(group)
@@ -92,10 +93,14 @@ def measure_edit(
         axis=1,
     )
     w2w = [judged(study.edited(points, f"{name}: {strength}", others)) for strength in STRENGTHS]
-    learned = []
-    for strength in () if slider is None else SLIDER_STRENGTHS:
-        wide, flats = lora_sums.together(layout, plain, slider, strength)
-        learned.append(judged(flats, layout=wide))
+    learned, phrased = [], []
+    if slider is not None:
+        for strength in SLIDER_STRENGTHS:
+            wide, flats = lora_sums.together(layout, plain, slider, strength)
+            learned.append(judged(flats, layout=wide))
+        for strength in PHRASE_STRENGTHS:
+            direction = phrases.direction_of(name)
+            phrased.append(judged(study.edited(points, f"{direction}: {strength}", others)))
     step = host.pack("nodes.weights.directions").direction_step(
         study.space, name, list(filter(None, others.split(", "))), False
     )
@@ -113,10 +118,10 @@ def measure_edit(
     ways = {
         "W2W": (STRENGTHS, w2w),
         "slider": (SLIDER_STRENGTHS, learned),
+        "phrases": (PHRASE_STRENGTHS, phrased),
         "random direction": (CHANCE_STRENGTHS, floor),
     }
-    if not learned:
-        del ways["slider"]
+    ways = {way: curve for way, curve in ways.items() if curve[1]}
     numbers, listed = dict[str, dict](), {"unedited": unedited, "prompt": prompt}
     listed |= {
         f"{way} {strength}": rows
@@ -158,6 +163,8 @@ def run(quick: bool = False) -> Path:
     trained = (
         [None] if quick else sliders.train(study.sampler, {name: EDITS[name] for name in names})
     )
+    if not quick:
+        study = phrases.train(study, names)
     kept = results.Rows(stem, {"count": count, "space": results.assets_hash(ASSET)})
     for name, slider in zip(names, trained, strict=True):
         numbers |= kept.row(

@@ -21,16 +21,25 @@ from .people import Encoded, encode, people
 from .population import Trainer, descend
 from .setup import Study, factors, identity, prompts, truth
 
-SATURATION, PAPER = 0.35, 0.45
+SATURATION, PAPER, COLORED_PAPER = 0.35, 0.45, 0.15
 PEOPLE, ROWS, STEPS = 12, 8, 60
 STRENGTHS = (0.5, 1.0)
 
 
 def pencil_drawing(scene: Scene) -> np.ndarray:
     """A scene as a pencil drawing uint8 (128, 128, 3): paler, less colored, with dark outlines."""
+    return _drawing(scene, SATURATION, PAPER)
+
+
+def colored_drawing(scene: Scene) -> np.ndarray:
+    """The same outlines uint8 (128, 128, 3) on the scene's full colors, a little paler."""
+    return _drawing(scene, 1.0, COLORED_PAPER)
+
+
+def _drawing(scene: Scene, saturation: float, paper: float) -> np.ndarray:
     image = Image.fromarray(render(scene))
     pale = Image.blend(
-        ImageEnhance.Color(image).enhance(SATURATION), Image.new("RGB", image.size, "white"), PAPER
+        ImageEnhance.Color(image).enhance(saturation), Image.new("RGB", image.size, "white"), paper
     )
     edges = (
         np.asarray(image.convert("L").filter(ImageFilter.FIND_EDGES), np.float32)[..., None] / 255

@@ -14,6 +14,7 @@ import torch
 from ..common import host
 from ..common.training import Plan, device, has_bfloat16, train
 from . import autoencoder, dataset, denoiser
+from .scenes import Metadata
 
 PLAN = Plan(steps=3_600, learning_rate=1.5e-3, warmup=50, ema_decay=0.99, seed=12, matrix_rate=0.01)
 #: Denoised latents and exact ones in each step.
@@ -45,15 +46,21 @@ def denoised(network: denoiser.Denoiser, data: denoiser.Data, picks: torch.Tenso
     return torch.cat(found)
 
 
+def clear_images(metadata: torch.Tensor) -> torch.Tensor:
+    """Numbers of the images (N, 6) that were drawn sharp and without a crop."""
+    plain = torch.tensor(Metadata().numbers()[:4]).to(metadata)
+    return (metadata[:, :4] == plain).all(dim=1).nonzero()[:, 0]
+
+
 def make(folder: Path, copy: Path | None = None, start: str | None = None) -> torch.nn.Module:
     """Train, or go on training, with checkpoints in ``folder``; the denoised latents are kept there
     as well.
     """
     host.prepare()
     data, shard = denoiser.Data(folder), dataset.load(folder / "train")
-    picks = data.clear[
-        torch.randperm(len(data.clear), generator=torch.Generator().manual_seed(SEED))[:PAIRS]
-    ]
+    clear = clear_images(data.metadata)
+    order = torch.randperm(len(clear), generator=torch.Generator().manual_seed(SEED))
+    picks = clear[order[:PAIRS]]
     path = folder / "denoised.pt"
     if not path.exists():
         network = denoiser.build(data.words.vocabulary)
@@ -71,7 +78,9 @@ def make(folder: Path, copy: Path | None = None, start: str | None = None) -> to
                 autoencoder.prepared(shard.images[second.numpy()]),
             ]
         ).to(device())
-        latents = torch.cat([inexact[first], data.fresh[second]]).float().to(device())
+        # Each by itself: under CPU autocast torch.cat takes no tensors of float16.
+        exact = data.fresh[second].float()
+        latents = torch.cat([inexact[first].float(), exact]).to(device())
         with torch.no_grad(), torch.autocast(device().type, enabled=False):
             linear = network.expand(latents)
         return autoencoder.detail_loss(linear + network.refine(latents).float(), target)
