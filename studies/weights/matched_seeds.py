@@ -26,7 +26,7 @@ from .people import Person
 from .release import ASSET
 from .setup import EDITS, NOISE, Study, factors, fractions, load, prompts, truth
 
-NOISE_SEEDS, MEMBERS, QUICK = 4, 16, 3
+NOISE_SEEDS, MEMBERS, QUICK = 4, 50, 3
 #: Members whom matched.py may have measured are left out: the first so many of the random order.
 LEFT_OUT = 128
 STRENGTHS = (0.5, 0.75, 1.0)
