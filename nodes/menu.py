@@ -45,6 +45,7 @@ from .neurons import (
 )
 from .noise import (
     nodes_composition,
+    nodes_flow_edit,
     nodes_image_to_noise,
     nodes_immiscible,
     nodes_train_lora,
@@ -76,6 +77,7 @@ _FILES = (
     nodes_train_slider,
     nodes_sliders,
     nodes_composition,
+    nodes_flow_edit,
     nodes_image_to_noise,
     nodes_immiscible,
     nodes_train_lora,

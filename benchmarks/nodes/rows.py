@@ -316,7 +316,7 @@ ROWS = (
 WITHOUT_ROW = {
     "evaluations of the network and what the rows above say": """
         ActivationPatching AdversarialUnlearning CalibrateThreshold ConceptNeurons
-        EditByWords EmbeddingAdjustment ImageToNoise OptimizeNeuronMask
+        EditByWords EmbeddingAdjustment FlowEdit ImageToNoise OptimizeNeuronMask
         MemorizationAudit NemoLocalize PatchingMap PromptSteeringDirection SeedScout
         SizeSheet W2WLabelMembers AttentionScaling""",
     "a benchmark of its own: activations": (

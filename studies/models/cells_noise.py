@@ -120,6 +120,34 @@ def composition_noise(subject: Subject) -> str:
     return "norm kept, more like the guide, strength 0 is the seed's noise"
 
 
+def flow_edit(subject: Subject) -> str:
+    """One prompt for both leaves the image, another one changes it."""
+
+    def edited(target: list) -> list[torch.Tensor]:
+        made = subject.run(
+            "FlowEdit",
+            model=subject.model,
+            source=subject.positive,
+            target=target,
+            negative=subject.negative,
+            latent=subject.latent,
+            steps=2,
+            source_cfg=2.0,
+            target_cfg=2.0,
+        )[0]
+        return _parts(made["samples"])
+
+    original = _parts(subject.latent["samples"])
+    for part, before in zip(edited(subject.positive), original, strict=True):
+        error = float((part - before).abs().max() / before.abs().max())
+        demand(error < 1e-4, f"The same prompt changes the image by {error:.2g}.")
+    changed = edited(subject.negative)
+    demand(all(bool(part.isfinite().all()) for part in changed), "The result is not finite.")
+    error = float((changed[0] - original[0]).abs().max() / original[0].abs().max())
+    demand(error > 1e-4, "Another prompt changes nothing.")
+    return f"the same prompt leaves the image, another one changes it by {error:.2g}"
+
+
 def seed_scout_layout(subject: Subject) -> str:
     """The seed of an image is the most like it."""
 
@@ -206,6 +234,7 @@ CELLS = {
     "ImmiscibleLatentBatch": immiscible_latent_batch,
     "ImmiscibleNoise (gain)": estimated_gain,
     "CompositionNoise": composition_noise,
+    "FlowEdit": flow_edit,
     "SeedScout (layout_likeness)": seed_scout_layout,
     "SeedScout (word_coverage)": seed_scout_words,
     "TrainLoraImmiscible": train_lora,

@@ -2,8 +2,7 @@
 own noise: `python run.py study noise edits`.
 
 The 24 rendered faces and four attributes of `study activations words`; the judge reads everything.
-FlowEdit (Kulikov et al., arXiv 2412.08629, Algorithm 1) without inversion, in noise levels sigma:
-where x = x_0 + sigma n, the ODE's velocity is the predicted noise. Null prompts (Mokady et al.,
+FlowEdit (Kulikov et al., arXiv 2412.08629) is Edit Image by Prompts. Null prompts (Mokady et al.,
 arXiv 2211.09794, section 3): the negative prompt of each step is trained until CFG follows the
 image's own path. Masked image to image: the changed prompt where the word's heat map says.
 """
@@ -20,12 +19,13 @@ from ..activations.steering import CFG
 from ..common import host, results
 from ..common.bare_network import BareNetwork
 
-#: Denoise, guidance of the image's caption, guidance of the changed caption.
+#: Inputs of the node that are not its defaults.
 FLOW_EDITS = {
-    "FlowEdit": (0.6, 1.5, 3.0),
-    "FlowEdit at CFG 6": (0.6, 1.5, 6.0),
-    "FlowEdit at denoise .8": (0.8, 1.5, 3.0),
-    "FlowEdit at denoise .8, CFG 6": (0.8, 1.5, 6.0),
+    "FlowEdit": {"steps": words.STEPS},
+    "FlowEdit at CFG 6": {"steps": words.STEPS, "target_cfg": 6.0},
+    "FlowEdit at denoise .6": {"steps": words.STEPS, "denoise": 0.6},
+    "FlowEdit at denoise .6, CFG 6": {"steps": words.STEPS, "denoise": 0.6, "target_cfg": 6.0},
+    "FlowEdit in 20 steps": {},
 }
 #: Denoise and guidance.
 NULL_PROMPTS = {"null prompts": (0.6, 3.0), "null prompts at denoise .8": (0.8, 3.0)}
@@ -67,30 +67,25 @@ def guided(
     return negative + cfg * (positive - negative)
 
 
-@torch.no_grad()
 def flow_edit(
-    network: BareNetwork,
-    image: torch.Tensor,
-    contexts: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-    sigmas: torch.Tensor,
-    cfgs: tuple[float, float],
-    seed: int,
+    edited, latent: torch.Tensor, captions: tuple[str, str], seed: int, **inputs: float
 ) -> torch.Tensor:
-    """The edited latent; ``contexts``: the image's caption, the changed one, the empty one.
-
-    ``cfgs``: guidance of the image's caption and of the changed one.
+    """The edited latent by Edit Image by Prompts, in the VAE's scale; ``captions``: the image's and
+    the changed one. ``inputs``: those that are not the node's defaults.
     """
-    before, after, empty = contexts
-    draws = torch.Generator().manual_seed(seed)
-    edited = image.clone()
-    for sigma, following in pairwise(sigmas):
-        noise = torch.randn(image.shape, generator=draws)
-        source = image + sigma * noise
-        target = edited + sigma * noise
-        velocity = guided(network, target, sigma, (after, empty), cfgs[1])
-        velocity = velocity - guided(network, source, sigma, (before, empty), cfgs[0])
-        edited = edited + (following - sigma) * velocity
-    return edited
+    node = host.pack("nodes.noise.nodes_flow_edit").FlowEdit
+    defaults = {field.id: getattr(field, "default", None) for field in node.define_schema().inputs}
+    source, target, negative = map(edited.encode, (*captions, ""))
+    given = {
+        "model": edited.model,
+        "source": source,
+        "target": target,
+        "negative": negative,
+        "latent": {"samples": latent},
+        "seed": seed,
+    }
+    output = node.execute(**(defaults | given | inputs))
+    return output.args[0]["samples"]
 
 
 @torch.no_grad()
@@ -209,19 +204,23 @@ class Rivals:
         with torch.inference_mode(False):
             latents = self._latents(pair, seed)
         decoded = {name: self._decoded(latent) for name, latent in latents.items()}
-        return decoded | self._masked(pair, seed)
+        return self._flow_edited(pair, seed) | decoded | self._masked(pair, seed)
+
+    @torch.inference_mode()
+    def _flow_edited(self, pair: tuple[str, str], seed: int) -> dict[str, torch.Tensor]:
+        captions = (self._caption, self._caption.replace(*pair))
+        return {
+            name: self._edited._vae.decode(
+                flow_edit(self._edited, self._latent, captions, seed, **inputs)
+            )
+            for name, inputs in FLOW_EDITS.items()
+        }
 
     def _latents(self, pair: tuple[str, str], seed: int) -> dict[str, torch.Tensor]:
         sampling = self._network.sampling
         changed = self._caption.replace(*pair)
         before, after, empty = map(self._context, (self._caption, changed, ""))
         found = {}
-        for name, (denoise, *cfgs) in FLOW_EDITS.items():
-            sigmas = levels(sampling, self._steps, denoise)
-            contexts = (before, after, empty)
-            found[name] = flow_edit(
-                self._network, self._image, contexts, sigmas, cfgs=tuple(cfgs), seed=seed
-            )
         for name, (denoise, cfg) in NULL_PROMPTS.items():
             sigmas = levels(sampling, self._steps, denoise)
             if name not in self._negatives:

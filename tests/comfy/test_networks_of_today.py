@@ -360,6 +360,7 @@ def test_activations_of_a_video_with_sound(app, tmp_path, name, cell):
         "ConceptNeurons (value)",
         "MemorizationScore (bright ending)",
         "CompositionNoise",
+        "FlowEdit",
         "TrainSlider",
     ],
 )

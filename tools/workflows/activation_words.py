@@ -28,8 +28,9 @@ def demo_activations_edit_image_by_words(w: Workflow) -> None:
         "have been made from: sampling from there at denoise 0.6 keeps it. **Edit by Words** adds "
         "the difference that the changed word makes in every cross-attention layer, twice. "
         "Strength 1 would be the changed prompt.",
-        "**For comparison** the sheet has both from random noise (image to image), and the "
-        "changed prompt, also at denoise 0.8, which loses more of the image.",
+        "**FlowEdit** gets both prompts and needs no strength. **For comparison** the sheet has "
+        "the changed prompt from the same noise, from random noise, and at denoise 0.8, which "
+        "loses more of the image.",
         "**Try** the sliders, or `yellow hoodie -> green hoodie: 2`.",
     )
     w.in_columns = True
@@ -69,8 +70,8 @@ def sdxl_activations_edit_image_by_words(w: Workflow) -> None:
         "it could have been made from: sampling from there keeps most of it.",
         "**Edit by Words** takes the difference that the changed word makes in every "
         "cross-attention layer and adds it twice. Strength 1 would be the changed prompt.",
-        "**Not measured on SDXL**: the strength is the one that works on the demo model. Compare "
-        "with the changed prompt, also from random noise and at denoise 0.8.",
+        "**FlowEdit** gets both prompts. **Not measured on SDXL**: its CFG and the strength are "
+        "those that work on the demo model. Compare with the changed prompt.",
     )
     w.group("Model and image")
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=SDXL)
@@ -245,16 +246,27 @@ def _each_way(
         denoise=_DENOISE,
         seed=seed,
     )
+    flow_edited = w.add(
+        "GBX_FlowEdit",
+        model=model,
+        source=positive,
+        target=changed,
+        negative=given["negative"],
+        latent=latent,
+        steps=steps,
+        target_cfg=cfg,
+        source_cfg=cfg / 2,
+        seed=seed,
+    )
     rows = {
-        "before": _shown(w, image, name),
         _EDITED: (edited, positive, own_noise, _DENOISE),
-        "Edit by Words, random noise": (edited, positive, latent, _DENOISE),
         "changed prompt": (model, changed, own_noise, _DENOISE),
         "changed prompt, random noise": (model, changed, latent, _DENOISE),
         "changed prompt, denoise 0.8": (model, changed, latent, 0.8),
     }
-    shown = [rows.pop("before")]
-    labels = ["before", *rows]
+    decoded = w.add("VAEDecode", samples=flow_edited, vae=given["vae"])
+    shown = [_shown(w, image, name), _shown(w, decoded, name)]
+    labels = ["before", "FlowEdit", *rows]
     for sampled_model, prompt, start, denoise in rows.values():
         shown.append(
             _sampled(
@@ -270,6 +282,9 @@ def _each_way(
                 **given,
             )
         )
+    # Edit by Words beside the image, then FlowEdit, then the changed prompt.
+    for listed in (shown, labels):
+        listed.insert(1, listed.pop(2))
     return labeled(w, shown, labels, 3, 320)
 
 

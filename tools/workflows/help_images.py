@@ -55,6 +55,7 @@ IMAGES = {
     "activation_file": _figure("activations_record", 2),
     "activation_words": _figure("activations_token_heat_map", 1),
     "activation_steering": _generated("activations_steering", *range(1, 9), columns=4),
+    "flow_edit": _figure("activations_edit_image_by_words", 1),
     "image_to_noise": _figure("activations_edit_image_by_words", 1),
     "edit_by_words": _figure("activations_edit_image_by_words", 1),
     "activation_patching": _generated("activations_patching", *range(1, 13), columns=4),

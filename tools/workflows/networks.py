@@ -99,12 +99,7 @@ class Network:
                 scheduler=self.scheduler,
                 denoise=denoise,
             )
-        # As KSampler does: the requested number of steps, on the lower part of a longer schedule.
-        steps = round(self.steps / denoise)
-        size = side or self.side
-        sigmas = w.add("Flux2Scheduler", steps=steps, width=size, height=size)
-        if denoise < 1:
-            _, sigmas = w.add("SplitSigmasDenoise", sigmas=sigmas, denoise=denoise)
+        sigmas = self._sigmas(w, denoise, side or self.side)
         samples, _ = w.add(
             "SamplerCustomAdvanced",
             noise=w.add("RandomNoise", noise_seed=seed),
@@ -116,6 +111,45 @@ class Network:
             latent_image=latent,
         )
         return samples
+
+    def flow_edit(
+        self,
+        w: Workflow,
+        *,
+        model: Output,
+        source: Output,
+        target: Output,
+        negative: Output,
+        latent: Output,
+        seed: Output | int,
+        denoise: float,
+    ) -> Output:
+        """The LATENT edited from one prompt to another."""
+        levels = {"steps": self.steps, "scheduler": self.scheduler, "denoise": denoise}
+        if self.scheduler == "flux2":
+            levels = {"sigmas": self._sigmas(w, denoise, self.side)}
+        return w.add(
+            "GBX_FlowEdit",
+            model=model,
+            source=source,
+            target=target,
+            negative=negative,
+            latent=latent,
+            seed=seed,
+            target_cfg=self.cfg,
+            source_cfg=(1 + self.cfg) / 2,
+            **levels,
+        )
+
+    def _sigmas(self, w: Workflow, denoise: float, side: int) -> Output:
+        """As KSampler does: the requested number of steps, on the lower part of a longer
+        schedule.
+        """
+        steps = round(self.steps / denoise)
+        sigmas = w.add("Flux2Scheduler", steps=steps, width=side, height=side)
+        if denoise < 1:
+            _, sigmas = w.add("SplitSigmasDenoise", sigmas=sigmas, denoise=denoise)
+        return sigmas
 
 
 Z_IMAGE = Network(

@@ -230,7 +230,7 @@ def _edit_image(w: Workflow, network: Network) -> None:
         "most of it.",
         "**Edit by Words** adds the difference that the changed word makes in every attention of "
         "the image to the text, twice. Strength 1 would be the changed prompt. It needs no "
-        "negative prompt and works at CFG 1.",
+        "negative prompt and works at CFG 1. **FlowEdit** gets both prompts and no strength.",
         f"**The strength** is the one that works on the demo model: try 1 to 3. {_UNTRIED}",
     )
     w.group("Model and image")
@@ -276,11 +276,7 @@ def _edit_image(w: Workflow, network: Network) -> None:
     ) -> Output:
         latent = w.add("VAEEncode", pixels=image, vae=vae)
         sheet = [image]
-        for sampled_model, prompt, denoise in (
-            (edited, positive, 0.6),
-            (model, changed, 0.6),
-            (model, changed, 0.8),
-        ):
+        for sampled_model, prompt, denoise in ((edited, positive, 0.6), (model, changed, 0.6)):
             samples = network.sample(
                 w,
                 model=sampled_model,
@@ -291,7 +287,18 @@ def _edit_image(w: Workflow, network: Network) -> None:
                 denoise=denoise,
             )
             sheet.append(w.add("VAEDecode", samples=samples, vae=vae))
-        labels = ("before", "Edit by Words", "changed prompt", "changed prompt, denoise 0.8")
+        flow_edited = network.flow_edit(
+            w,
+            model=model,
+            source=positive,
+            target=changed,
+            negative=negative,
+            latent=latent,
+            seed=seed,
+            denoise=0.8,
+        )
+        sheet.insert(2, w.add("VAEDecode", samples=flow_edited, vae=vae))
+        labels = ("before", "Edit by Words", "FlowEdit", "changed prompt")
         return labeled(w, sheet, labels, 2, _SHEET_WIDTH)
 
     w.group("Before and after")
