@@ -123,7 +123,7 @@ _PROMPT_DENOISE = _edited("existing, all: prompt at denoise .8: reached", "denoi
 def _flow_edit(measure: str) -> Measured:
     return Measured(
         result="noise_edits",
-        key=f"existing: FlowEdit at denoise .8: {measure}",
+        key=f"existing: FlowEdit: {measure}",
         fitted=Fitted.SAME,
         settings="the best of four settings on the same faces",
     )
