@@ -5,8 +5,9 @@ Parts: gate (Metadata Schedule on the shipped model), sizes (original sizes abov
 crop, trained (small models trained with the gate and without, and with replicated padding),
 padding, resolution, higher (Higher Resolution at larger sizes), enlarging (beside plain enlargement
 and two passes), variety (Seed Variety beside its rivals), student (the same on a student of four
-steps that is distilled), tuned (after fine-tuning at larger sizes). Each writes
-studies/results/conditioning_PART.json. Without a part all of them run.
+steps that is distilled), collapsed (the same on one whose seeds have collapsed), tuned (after
+fine-tuning at larger sizes). Each writes studies/results/conditioning_PART.json. Without a part all
+of them run.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ PARTS = {
         "enlarging",
         "variety",
         "student",
+        "collapsed",
         "tuned",
     )
 }
