@@ -121,7 +121,7 @@ def distil(generator: Generator, count: int, plan: Plan):
         before, after = (passed[rows, steps + place].to(device()) for place in (0, 1))
         high, low = (sigmas[steps + place].view(-1, 1, 1, 1).to(device()) for place in (0, 1))
         clean = network.clean(before, high.flatten(), contexts[rows].to(device()))
-        # The error of v, in which the network predicts: the same at every noise level.
+        # Where there is little noise the clean latent is nearly given, and counts for less.
         scale = high.square() / (high.square() + 1)
         error = (clean - clean_for_step(before, after, high, low)).square()
         return (scale * error).mean()
