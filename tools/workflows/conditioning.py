@@ -225,7 +225,8 @@ def demo_conditioning_seed_variety(w: Workflow) -> None:
         "is the prompt: the more the images differ, the less of it they show. tau1 and tau2 are "
         "lower here than by default, so that the noise stays longer.",
         "**Try** tau1 0.6 and tau2 0.9 (less variety), and another seed of the node at the same "
-        "seed of the sampler. On models of four steps try method constant, tau1 0.8, noise_scale 2.",
+        "seed of the sampler. On models of four steps try method constant, tau1 0.8, "
+        "noise_scale 2.",
     )
     w.in_columns = True
     w.group("Model and prompt")
