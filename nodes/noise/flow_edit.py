@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-#: (x, sigma) -> the denoised prediction, of the shape of x.
-Denoise = Callable[[torch.Tensor, float], torch.Tensor]
+from .image_to_noise import Denoise, slope
 
 
 def follow_difference(
@@ -40,13 +39,9 @@ def follow_difference(
     for step, (upper, lower) in enumerate(itertools.pairwise(map(float, sigmas))):
         at_source = noised(step, upper)
         at_target = at_source + (edited - latent)
-        slope = _slope(target, at_target, upper) - _slope(source, at_source, upper)
-        change = (lower - upper) * slope
+        difference = slope(target, at_target, upper) - slope(source, at_source, upper)
+        change = (lower - upper) * difference
         edited = edited + (change if mask is None else mask * change)
         if shown is not None:
             shown(step, edited)
     return edited
-
-
-def _slope(denoise: Denoise, state: torch.Tensor, sigma: float) -> torch.Tensor:
-    return (state - denoise(state, sigma)) / sigma

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import comfy.model_management
-import comfy.sample
 import comfy.samplers
 import comfy.utils
 import torch
 
 from ..host.evaluate import untouched
-from ..host.latent_shapes import join, matching_channels, split, view, with_silence
+from ..host.latent_shapes import join, matching_channels, split, with_silence
 from ..host.progress import Progress, check_stop
 from .flow_edit import follow_difference
+from .image_to_noise_comfy import check_encoded
 from .noise_objects_comfy import SeededNoise
 
 if TYPE_CHECKING:
@@ -37,10 +37,7 @@ def edit(
     ``prompts``: CONDITIONING by "source", "target" and "negative". ``cfg``: of source and target.
     A noise mask limits the edit. Raises ValueError for an empty LATENT.
     """
-    if bool(view(latent).blank.any()):
-        raise ValueError(
-            "The latent is empty: connect the image through VAE Encode, not an Empty Latent Image."
-        )
+    check_encoded(latent)
     given = matching_channels(latent["samples"], patcher)
     samples = with_silence(given, patcher)
     mask = latent.get("noise_mask")

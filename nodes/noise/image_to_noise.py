@@ -36,9 +36,9 @@ def follow_upward(
     state = latent
     for lower, upper in itertools.pairwise(levels):
         step = upper - lower
-        raised = state + step * _slope(denoise, state, max(lower, FIRST_LEVEL))
+        raised = state + step * slope(denoise, state, max(lower, FIRST_LEVEL))
         for _ in range(corrections):
-            raised = state + step * _slope(denoise, raised, upper)
+            raised = state + step * slope(denoise, raised, upper)
         state = raised
     return state
 
@@ -47,7 +47,7 @@ def follow_downward(denoise: Denoise, state: torch.Tensor, sigmas: Sequence[floa
     """What Euler sampling makes of a state at ``sigmas[0]``, at the last of ``sigmas``."""
     levels = [float(sigma) for sigma in sigmas]
     for upper, lower in itertools.pairwise(levels):
-        state = state + (lower - upper) * _slope(denoise, state, upper)
+        state = state + (lower - upper) * slope(denoise, state, upper)
     return state
 
 
@@ -93,5 +93,6 @@ def latent_behind(
 _SMALLEST_FACTOR = 1e-3
 
 
-def _slope(denoise: Denoise, state: torch.Tensor, sigma: float) -> torch.Tensor:
+def slope(denoise: Denoise, state: torch.Tensor, sigma: float) -> torch.Tensor:
+    """dx/dsigma of sampling at a state: the predicted noise, or a flow model's velocity."""
     return (state - denoise(state, sigma)) / sigma

@@ -46,6 +46,14 @@ def sigmas_of_ksampler(
     return sampler.sigmas
 
 
+def check_encoded(latent: dict) -> None:
+    """Raise ValueError where an image of a LATENT is empty."""
+    if bool(view(latent).blank.any()):
+        raise ValueError(
+            "The latent is empty: connect the image through VAE Encode, not an Empty Latent Image."
+        )
+
+
 class FoundNoise:
     """NOISE that was found for a LATENT, in its shape."""
 
@@ -94,10 +102,7 @@ def find(
         raise ValueError(
             "Latents of several parts (video with sound) are not supported: use images or video."
         )
-    if bool(view(latent).blank.any()):
-        raise ValueError(
-            "The latent is empty: connect the image through VAE Encode, not an Empty Latent Image."
-        )
+    check_encoded(latent)
     samples = matching_channels(samples, patcher)
     guider = comfy.samplers.CFGGuider(patcher)
     guider.inner_set_conds({"positive": positive})
