@@ -137,7 +137,7 @@ class Network:
             latent=latent,
             seed=seed,
             target_cfg=self.cfg,
-            source_cfg=(1 + self.cfg) / 2,
+            source_cfg=max(1.0, self.cfg / 2),
             **levels,
         )
 
