@@ -39,3 +39,16 @@ def pack(module: str) -> ModuleType:
         sys.modules["glassbox_pack"] = package
         spec.loader.exec_module(package)
     return importlib.import_module(f"glassbox_pack.{module}")
+
+
+def default_inputs(node: type) -> dict[str, object]:
+    """The default of every input of a node that has one; of a combo its first option."""
+    defaults = {}
+    for item in node.GET_SCHEMA().inputs:
+        options = getattr(item, "options", None) or ()
+        value = getattr(item, "default", None)
+        if value is None and options:
+            value = options[0]
+        if value is not None:
+            defaults[item.id] = str(value) if options else value
+    return defaults

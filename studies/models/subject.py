@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..common import host
 from . import networks, text_encoders
 from .networks import Configuration
 
@@ -75,8 +76,9 @@ class Subject:
         """Run a node of the pack by its id without GBX_; inputs that are not named have their
         defaults.
         """
-        schema = _schema(self.app.classes[f"GBX_{node}"])
-        values = {**_defaults(schema), **inputs}
+        chosen = self.app.classes[f"GBX_{node}"]
+        schema = _schema(chosen)
+        values = {**host.default_inputs(chosen), **inputs}
         if getattr(schema, "is_input_list", False):
             values = {name: [value] for name, value in values.items()}
         return self.app.run(f"GBX_{node}", **values)
@@ -184,15 +186,3 @@ def demand(condition: bool, sentence: str) -> None:
 @functools.cache
 def _schema(node: Any):
     return node.GET_SCHEMA()
-
-
-def _defaults(schema: Any) -> dict[str, Any]:
-    defaults = {}
-    for item in schema.inputs:
-        options: Sequence = getattr(item, "options", None) or ()
-        value = getattr(item, "default", None)
-        if value is None and options:
-            value = options[0]
-        if value is not None:
-            defaults[item.id] = str(value) if options else value
-    return defaults

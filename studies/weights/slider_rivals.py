@@ -7,10 +7,11 @@ each way asks for it by the same words, in the same noise: Train Slider's LoRA, 
 Activation Steering at several strengths, the words in the prompt, and there with weights.
 "Reached": the judge reads what is requested; "kept": the fraction of all other attributes that are
 read as in the image of the same noise without the edit; "as named": the fraction of what the
-caption names that is read. All are means over two noise seeds a caption. Curves are compared with
+caption names that is read. All are means over four noise seeds a caption. Curves are compared with
 the prompt where as much is kept, and a way chosen on half of the captions is judged on the other
-half. The six phrases are also tried inside the learned space, on members and beside the prompt
-there; the four attributes are in `matched` and `matched_seeds`.
+half. The four attributes are also trained with the node's default inputs, and with these at the
+rate that its help names for the demo. The six phrases are also tried inside the learned space, on
+members and beside the prompt there; the four attributes are in `matched` and `matched_seeds`.
 """
 
 from __future__ import annotations
@@ -25,68 +26,34 @@ import numpy as np
 import torch
 
 from ..common import host, results
-from ..world import captions, dataset
+from ..world import dataset
 from ..world.autoencoder import CHANNELS
 from ..world.faces import Face
 from ..world.generate import Generator
 from ..world.release import ASSETS, WORLD
-from ..world.scenes import Scene, random_scene
+from ..world.scenes import Scene
 from . import chosen, phrases
 from .matched import GUIDED, matched_difference
 from .people import Person, varying
 from .release import ASSET
 from .setup import EDITS, NOISE, Study, factors, load
+from .slider_captions import (
+    CONCEPTS,
+    NAMED,
+    OUTSIDE,
+    Concept,
+    caption,
+    named_values,
+    scenes,
+    traits,
+)
 
-
-@dataclass(frozen=True)
-class Concept:
-    """The values of an attribute that a phrase asks for, the phrase for it and the one against it,
-    and the trait of the caption that leaves it open when it is taken out.
-    """
-
-    attribute: str
-    values: tuple[str, ...]
-    increase: str
-    decrease: str
-    trait: str
-
-
-OUTSIDE = {
-    "smiling": Concept("mouth", ("smiling",), "smiling", "sad", "mouth"),
-    "screaming": Concept("mouth", ("screaming",), "screaming", "serious", "mouth"),
-    "closed eyes": Concept("eyes", ("closed",), "closed eyes", "open eyes", "eyes"),
-    "green clothes": Concept(
-        "clothing_color", ("green",), "green hoodie", "white hoodie", "clothing"
-    ),
-    "overall": Concept("clothing", ("overall",), "blue overall", "blue hoodie", "clothing"),
-    "blue ground": Concept(
-        "background",
-        ("blue",),
-        "plain blue background",
-        "plain yellow background",
-        "background",
-    ),
-}
-_TRAITS = {"hair_color": "hair"}
-CONCEPTS = OUTSIDE | {
-    name: Concept(attribute, values, increase, decrease, _TRAITS.get(attribute, attribute))
-    for name, (attribute, values, increase, decrease) in EDITS.items()
-}
-#: Trait of a caption -> the attributes that it names.
-NAMED = {
-    "skin": ("skin",),
-    "hair": ("hair", "hair_color"),
-    "facial_hair": ("facial_hair",),
-    "accessory": ("accessory",),
-    "clothing": ("clothing", "clothing_color"),
-    "mouth": ("mouth",),
-    "eyes": ("eyes",),
-    "background": ("background", "pattern"),
-}
-SEED, SCENES, QUICK_SCENES, NOISE_SEEDS = 20261129, 16, 4, 2
+SEED, SCENES, QUICK_SCENES, NOISE_SEEDS = 20261129, 16, 4, 4
 STEPS, CFG = 12, 3.0
 STRENGTHS = {
     "slider": (0.5, 1.0, 1.5, 2.0),
+    "defaults": (1.0, 2.0),
+    "defaults at rate .01": (1.0, 2.0),
     "edit by words": (0.5, 1.0, 1.5),
     "steering": (0.5, 1.0),
     "prompt at weight": (0.8, 1.3),
@@ -102,49 +69,19 @@ TRAINING = phrases.SETTINGS | {
     "images": 12,
     "seed": 0,
 }
+#: Of the node's defaults, what is changed: nothing is previewed or written to files.
+DEFAULTS = {
+    "defaults": {"preview_interval": 0, "filename_prefix": ""},
+    "defaults at rate .01": {
+        "preview_interval": 0,
+        "filename_prefix": "",
+        "learning_rate": TRAINING["learning_rate"],
+    },
+}
 #: Captions of so many other scenes are a slider's base prompts.
 BASE_PROMPTS = 12
 STEERED = {"preset": "custom_ids", "ids": "*-vit-out", "recorded_steps": "all"}
 STEERED |= {"seed": SEED, "steps": 8, "cfg": CFG}
-
-
-def scenes(concept: Concept, count: int, seed: int = SEED) -> list[Scene]:
-    """Random scenes in which the concept can be seen and is not there already."""
-    rng = np.random.default_rng(seed)
-    found: list[Scene] = []
-    while len(found) < count:
-        scene = random_scene(rng)
-        known = dict(zip(dataset.LABELS, dataset.labels(scene), strict=True))
-        value = known[concept.attribute]
-        requested = [dataset.LABELS[concept.attribute].index(one) for one in concept.values]
-        if value >= 0 and value not in requested:
-            found.append(scene)
-    return found
-
-
-def traits(scene: Scene) -> dict[str, str]:
-    """The phrase of every trait of a scene."""
-    return captions.phrases(scene.face) | {"background": captions.background_phrase(scene)}
-
-
-def caption(scene: Scene, concept: Concept, phrase: str = "") -> str:
-    """The scene's full caption without the concept's trait, with a phrase before the rest.
-
-    Behind the ground, where no caption of the training has one, "green hoodie" makes black ones.
-    """
-    rest = [text for trait, text in traits(scene).items() if trait != concept.trait]
-    return ", ".join(["portrait", *([phrase] if phrase else []), *rest])
-
-
-def named_values(scene: Scene, concept: Concept) -> dict[str, int]:
-    """The class number of every attribute that the caption names; those that cannot be seen, and
-    the concept's, are left out.
-    """
-    known = dict(zip(dataset.LABELS, dataset.labels(scene), strict=True))
-    named = [
-        attribute for trait in traits(scene) if trait != concept.trait for attribute in NAMED[trait]
-    ]
-    return {name: known[name] for name in named if known[name] >= 0}
 
 
 @dataclass
@@ -158,7 +95,7 @@ class Contest:
     def measure(self, name: str) -> dict[str, list]:
         """For each way but sliders and each caption the ``COLUMNS``, means over noise seeds."""
         concept = CONCEPTS[name]
-        group = scenes(concept, self.count)
+        group = scenes(concept, self.count, SEED)
         plain = [caption(scene, concept) for scene in group]
         prompted = [caption(scene, concept, concept.increase) for scene in group]
         model = self.generator.model
@@ -179,14 +116,16 @@ class Contest:
             )
         return self.read(images, concept, group)
 
-    def measure_slider(self, name: str, lora: dict[str, torch.Tensor]) -> dict[str, list]:
-        """The same of Train Slider's LoRA."""
+    def measure_slider(
+        self, name: str, lora: dict[str, torch.Tensor], way: str = "slider"
+    ) -> dict[str, list]:
+        """The same of a LoRA of Train Slider."""
         concept = CONCEPTS[name]
-        group = scenes(concept, self.count)
+        group = scenes(concept, self.count, SEED)
         plain = [caption(scene, concept) for scene in group]
         images = {"plain": self.sample(self.generator.model, plain)}
-        for strength in STRENGTHS["slider"]:
-            images[f"slider {strength}"] = self.sample(self.with_lora(lora, strength), plain)
+        for strength in STRENGTHS[way]:
+            images[f"{way} {strength}"] = self.sample(self.with_lora(lora, strength), plain)
         return self.read(images, concept, group)
 
     def read(
@@ -290,19 +229,24 @@ def _probabilities(judge: torch.nn.Module, images: np.ndarray) -> dict[str, np.n
     return {name: logits[name].float().softmax(dim=1).numpy() for name in dataset.LABELS}
 
 
-def train(generator: Generator, concept: Concept) -> tuple[dict[str, torch.Tensor], float]:
+def train(
+    generator: Generator, concept: Concept, way: str = "slider"
+) -> tuple[dict[str, torch.Tensor], float]:
     """Train Slider by the two phrases: a LoRA, and processor seconds."""
     node = host.pack("nodes.weights.nodes_train_slider").TrainSlider
     others = scenes(concept, BASE_PROMPTS, SEED + 9)
+    settings = TRAINING | {
+        "base_prompt": "\n".join(caption(scene, concept, "WORD") for scene in others)
+    }
+    if way in DEFAULTS:
+        settings = host.default_inputs(node) | DEFAULTS[way]
+    settings |= {"increase": concept.increase, "decrease": concept.decrease}
     started = time.process_time()
     _, loras, *_ = node.execute(
         model=generator.model,
         clip=generator.clip,
-        increase=concept.increase,
-        decrease=concept.decrease,
-        base_prompt="\n".join(caption(scene, concept, "WORD") for scene in others),
         latent={"samples": torch.zeros(1, CHANNELS, 16, 16)},
-        **TRAINING,
+        **settings,
     ).args
     return loras[0], time.process_time() - started
 
@@ -436,9 +380,9 @@ def trained_in_space(study: Study, names: Sequence[str]) -> Study:
     return Study(trained, study.sampler, study.network, study.count)
 
 
-def _slider(contest: Contest, name: str) -> dict:
-    lora, seconds = train(contest.generator, CONCEPTS[name])
-    return {"minutes": seconds / 60, "read": contest.measure_slider(name, lora)}
+def _slider(contest: Contest, name: str, way: str) -> dict:
+    lora, seconds = train(contest.generator, CONCEPTS[name], way)
+    return {"minutes": seconds / 60, "read": contest.measure_slider(name, lora, way)}
 
 
 def run(quick: bool = False) -> Path:
@@ -454,10 +398,14 @@ def run(quick: bool = False) -> Path:
     measured: dict[str, dict] = {}
     minutes = []
     for name in names:
-        rivals = kept.row(name, lambda name=name: contest.measure(name))
-        slider = kept.row(f"{name}, slider", lambda name=name: _slider(contest, name))
-        measured[name] = rivals | slider["read"]
-        minutes.append(slider["minutes"])
+        measured[name] = dict(kept.row(name, lambda name=name: contest.measure(name)))
+        for way in ("slider", *(DEFAULTS if name in EDITS else ())):
+            slider = kept.row(
+                f"{name}, {way}", lambda name=name, way=way: _slider(contest, name, way)
+            )
+            measured[name] |= slider["read"]
+            if way == "slider":
+                minutes.append(slider["minutes"])
         numbers |= numbers_of(name, measured[name], f"captions, {NOISE_SEEDS} noise seeds each")
         means = {way: np.mean(rows, axis=0).round(2) for way, rows in measured[name].items()}
         print(name, {way: values.tolist() for way, values in means.items()})

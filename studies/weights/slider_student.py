@@ -23,9 +23,11 @@ from ..world.generate import Generator
 from ..world.release import ASSETS, WORLD
 from ..world.scenes import Scene, render
 from . import slider_rivals
-from .slider_rivals import CONCEPTS, NOISE_SEEDS, SEED, TRAINING, Concept, read_ways
+from .slider_captions import CONCEPTS, Concept, caption, named_values, scenes
+from .slider_rivals import SEED, TRAINING, read_ways
 
 NAMES, SCENES, QUICK_SCENES, PAIRS = ("beard", "round glasses"), 16, 4, 8
+NOISE_SEEDS = 2
 STRENGTHS = (0.5, 1.0, 1.5, 2.0)
 #: How a model samples: steps and guidance.
 SAMPLING = {"student": (distillation.STEPS, distillation.CFG), "teacher": (12, 3.0)}
@@ -36,7 +38,7 @@ def pairs(concept: Concept, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     """Renders (count, H, W, 3) in 0..1 of scenes without the concept's value and with it; nothing
     else differs.
     """
-    group = slider_rivals.scenes(concept, count, SEED + 2)
+    group = scenes(concept, count, SEED + 2)
     value = concept.values[-1]
     changed = [_changed(scene, concept.attribute, value) for scene in group]
     plain = [_changed(scene, concept.attribute, "none") for scene in group]
@@ -55,8 +57,8 @@ def train(generator: Generator, concept: Concept, way: str, model: str) -> dict:
     settings = TRAINING | {"sampling_steps": steps, "cfg": cfg, "base_prompt": "portrait"}
     if way == "phrases":
         data = {"latent": {"samples": torch.zeros(1, CHANNELS, 16, 16)}}
-        others = slider_rivals.scenes(concept, slider_rivals.BASE_PROMPTS, SEED + 9)
-        texts = [slider_rivals.caption(scene, concept, "WORD") for scene in others]
+        others = scenes(concept, slider_rivals.BASE_PROMPTS, SEED + 9)
+        texts = [caption(scene, concept, "WORD") for scene in others]
         settings |= {"base_prompt": "\n".join(texts)}
     else:
         before, after = pairs(concept, PAIRS)
@@ -80,11 +82,9 @@ def measure(
 
     concept = CONCEPTS[name]
     lora = train(generator, concept, way, model)
-    group = slider_rivals.scenes(concept, count)
-    texts = [slider_rivals.caption(scene, concept) for scene in group for _ in range(NOISE_SEEDS)]
-    known = [
-        slider_rivals.named_values(scene, concept) for scene in group for _ in range(NOISE_SEEDS)
-    ]
+    group = scenes(concept, count, SEED)
+    texts = [caption(scene, concept) for scene in group for _ in range(NOISE_SEEDS)]
+    known = [named_values(scene, concept) for scene in group for _ in range(NOISE_SEEDS)]
     steps, cfg = SAMPLING[model]
     images = {"plain": generator.sample(texts, SEED, cfg=cfg, steps=steps)}
     for strength in STRENGTHS:

@@ -4,25 +4,25 @@ import numpy as np
 import pytest
 import torch
 
-from studies.weights import slider_rivals
+from studies.weights import slider_captions, slider_rivals
 from studies.world import dataset
 
 
-@pytest.mark.parametrize("name", slider_rivals.CONCEPTS)
+@pytest.mark.parametrize("name", slider_captions.CONCEPTS)
 def test_scenes_lack_the_concept_and_captions_leave_it_open(name):
-    concept = slider_rivals.CONCEPTS[name]
+    concept = slider_captions.CONCEPTS[name]
     column = list(dataset.LABELS).index(concept.attribute)
     requested = [dataset.LABELS[concept.attribute].index(value) for value in concept.values]
-    for scene in slider_rivals.scenes(concept, 6):
+    for scene in slider_captions.scenes(concept, 6, slider_rivals.SEED):
         assert dataset.labels(scene)[column] >= 0
         assert dataset.labels(scene)[column] not in requested
-        trait = slider_rivals.traits(scene)[concept.trait]
-        plain = slider_rivals.caption(scene, concept)
+        trait = slider_captions.traits(scene)[concept.trait]
+        plain = slider_captions.caption(scene, concept)
         assert trait not in plain.split(", ")
-        asking = slider_rivals.caption(scene, concept, "words")
+        asking = slider_captions.caption(scene, concept, "words")
         assert asking == plain.replace("portrait, ", "portrait, words, ")
-        named = slider_rivals.named_values(scene, concept)
-        assert not set(named) & set(slider_rivals.NAMED[concept.trait])
+        named = slider_captions.named_values(scene, concept)
+        assert not set(named) & set(slider_captions.NAMED[concept.trait])
         assert min(named.values()) >= 0
 
 
@@ -40,7 +40,7 @@ def readings(values):
 
 
 def test_kept_counts_other_attributes_as_in_the_image_without_the_edit():
-    concept = slider_rivals.CONCEPTS["smiling"]
+    concept = slider_captions.CONCEPTS["smiling"]
     mouths = list(dataset.LABELS["mouth"])
     smiling, sad, serious = (mouths.index(name) for name in ("smiling", "sad", "serious"))
     images = np.zeros((3, 8, 8, 3), np.uint8)
