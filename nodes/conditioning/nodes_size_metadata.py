@@ -32,8 +32,9 @@ _FIELDS = io.Combo.Input(
     "fields",
     options=list(FieldGroup),
     tooltip=(
-        "Metadata fields to schedule. In the paper low-level metadata (size) acts late, while "
-        "crop, flip and aspect ratio act from the start; original_size is the paper's choice."
+        "Metadata fields that the node acts on; the others stay as set. In the paper low-level "
+        "metadata (size) acts late, while crop, flip and aspect ratio act from the start; "
+        "original_size is the paper's choice."
     ),
 )
 _SIGMAS = io.Sigmas.Input(

@@ -128,7 +128,10 @@ THRESHOLD = {
 }
 MASK = {
     "id": "mask",
-    "tooltip": "From NeMo Localize, Concept Neurons, Neuron Mask Edit or Load Neuron Mask.",
+    "tooltip": (
+        "From NeMo Localize, Optimize Neuron Mask, Concept Neurons, Neuron Mask Edit or Load "
+        "Neuron Mask."
+    ),
 }
 STRENGTH = {
     "id": "strength",

@@ -141,8 +141,8 @@ class EmbeddingAdjustment(io.ComfyNode):
                     "target_norm",
                     3.0,
                     (0.0, 1000.0, 0.05),
-                    "Target text norm (see Memorization Score). Paper: 3 for SD1.4. Use the norm "
-                    "of ordinary prompts.",
+                    "Target text norm, a mean per sample (see Memorization Score): use that of "
+                    "ordinary prompts. The 3 of the paper's code is the norm of a whole batch.",
                 ),
                 int_input("steps", 10, (1, 1000), "Maximum number of steps. Paper: 10."),
                 float_input(
@@ -280,7 +280,7 @@ class RandomTokens(io.ComfyNode):
                     4,
                     (0, 64),
                     "Number of inserted words. Finding NeMo compares 1, 4 and 10; 4 prevent most "
-                    "replication.",
+                    "replication there, and hardly any on the demo model.",
                 ),
                 seed("Seed of the words and their positions."),
                 io.String.Input(

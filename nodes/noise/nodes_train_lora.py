@@ -231,9 +231,10 @@ def _pairing_inputs() -> list[io.Input]:
             options=list(PairingMode),
             default=PairingMode.OFF,
             tooltip=(
-                "Noise assignment. off: as in core's Train LoRA, best in our LoRA study, where "
-                "the others were worse. pool: over the whole training set, one sample at a time. "
-                "assign: within each batch. nearest: the nearest of k for each image alone."
+                "Noise assignment. off: as in core's Train LoRA; in our LoRA study assign and "
+                "pool gained nothing, and nearest was worse. pool: over the whole training set, "
+                "one sample at a time. assign: within each batch. nearest: the nearest of k for "
+                "each image alone."
             ),
         ),
         int_input(

@@ -31,7 +31,8 @@ def demo_activations_edit_image_by_words(w: Workflow) -> None:
         "**FlowEdit** gets both prompts and needs no strength. **For comparison** the sheet has "
         "the changed prompt from the same noise, from random noise, and at denoise 0.8, which "
         "loses more of the image.",
-        "**Try** the sliders, or `yellow hoodie -> green hoodie: 2`.",
+        "**Try** the sliders, or `yellow hoodie -> green hoodie: 2` with the same words in "
+        "changed_prompt.",
     )
     w.in_columns = True
     w.group("An image and its prompt")
@@ -70,8 +71,9 @@ def sdxl_activations_edit_image_by_words(w: Workflow) -> None:
         "it could have been made from: sampling from there keeps most of it.",
         "**Edit by Words** takes the difference that the changed word makes in every "
         "cross-attention layer and adds it twice. Strength 1 would be the changed prompt.",
-        "**FlowEdit** gets both prompts. **Not measured on SDXL**: its CFG and the strength are "
-        "those that work on the demo model. Compare with the changed prompt.",
+        "**FlowEdit** gets both prompts. **Not measured on SDXL**: the strength, and "
+        "source_cfg as half of target_cfg, are those of the demo model. Compare with the changed "
+        "prompt.",
     )
     w.group("Model and image")
     model, clip, vae = w.add("CheckpointLoaderSimple", ckpt_name=SDXL)
@@ -94,9 +96,9 @@ def sdxl_activations_edit_image_by_words(w: Workflow) -> None:
 def demo_activations_edit_late_by_words(w: Workflow) -> None:
     w.note(
         "Change a word late in a run",
-        "**The first 37.5 %** of the steps decide the composition. A word that is changed after "
-        "them changes little else, and a changed prompt comes too late: **Edit by Words** at "
-        "strength 2 does not.",
+        "**The first quarter** of the steps decides much of the composition. A word that is "
+        "changed after it changes less of the rest: **Edit by Words** at strength 2. From 37.5 % "
+        "still less changes, and the edit reaches less.",
         "**The rival** needs stock nodes alone: the changed prompt from 25 % of the steps. For "
         "new images whose caption does not name the attribute it is the cheapest way, and Edit by "
         "Words is no better.",
@@ -110,9 +112,9 @@ def demo_activations_edit_late_by_words(w: Workflow) -> None:
 def sdxl_activations_edit_late_by_words(w: Workflow) -> None:
     w.note(
         "SDXL: change a word late in a run",
-        "**The first 37.5 %** of the steps decide the composition. A word that is changed after "
-        "them changes little else: Edit by Words at strength 2, beside the changed prompt from 25 "
-        "%, which needs stock nodes alone.",
+        "**The first quarter** of the steps decides much of the composition. A word that is "
+        "changed after it changes less of the rest: Edit by Words at strength 2, beside the "
+        "changed prompt from 25 %, which needs stock nodes alone.",
         "**Not measured on SDXL**: start and strength are those of the demo model.",
         "**Try** other starts, and strengths from 1 to 3.",
     )
@@ -306,7 +308,7 @@ def _late(
     )
     latent = w.add("EmptyLatentImage", width=side, height=side, batch_size=2)
     w.group("Edit")
-    given = {"edits": f"{before} -> {after}: 2", "prompt": text, "start_percent": 0.375}
+    given = {"edits": f"{before} -> {after}: 2", "prompt": text, "start_percent": 0.25}
     edited, report = w.add("GBX_EditByWords", model=model, clip=clip, **given)
     w.add("PreviewAny", source=report, node_title="What is compared")
 
@@ -341,7 +343,7 @@ def _late(
     }
     given |= {"latent_image": latent, "vae": vae, "seed": 0, "steps": steps, "cfg": cfg}
     w.group("Before and after")
-    titles = ("Before", f"{_EDITED} from 37.5 %", f"{_CHANGED} from 25 %", _CHANGED)
+    titles = ("Before", f"{_EDITED} from 25 %", f"{_CHANGED} from 25 %", _CHANGED)
     for number, (made, title) in enumerate(
         zip(w.subgraph("Generate each way", each, **given), titles, strict=True)
     ):

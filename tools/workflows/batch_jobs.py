@@ -18,8 +18,8 @@ def demo_batch_train_population(w: Workflow) -> None:
         "Train a population of LoRAs",
         f"**One LoRA per identity** ({_PAPER}): here a few steps on one face. Run it over a list "
         "of images and join the LoRAs to a space.",
-        "`python run.py batch workflows/demo_batch_train_population.json --over 0-23`: the LoRAs, "
-        "their labels and the space of them lie in .cache/batch.",
+        "`python run.py batch workflows/further/demo_batch_train_population.json --over 0-23`: the "
+        "LoRAs, their labels and the space of them lie in .cache/batch.",
         "**Try** more steps, and another rank.",
     )
     w.group("Model and image")
@@ -35,9 +35,9 @@ def sd15_batch_train_population(w: Workflow) -> None:
         "Train a population of LoRAs",
         f"**One LoRA per identity** ({_PAPER}): a folder in the input folder for each, with images "
         "and a caption in a .txt file for each image.",
-        "`python run.py batch workflows/sd15_batch_train_population.json --over input/people "
-        "--input-directory input/people`: the LoRAs, their labels and the space of them lie in "
-        ".cache/batch.",
+        "`python run.py batch workflows/further/sd15_batch_train_population.json --over "
+        "input/people --input-directory input/people`: the LoRAs, their labels and the space of "
+        "them lie in .cache/batch.",
         "**The settings** are the paper's: rank 1, 800 steps, learning rate 1e-4. The paper "
         "trains only some attention layers; this trains all.",
     )
@@ -58,8 +58,8 @@ def demo_batch_label_members(w: Workflow) -> None:
         "Images of a space's members",
         f"**Every member** of a space of LoRAs ({_PAPER}) with the same caption and noise, to be "
         "labeled by you or by a classifier.",
-        "`python run.py batch workflows/demo_batch_label_members.json --over members.txt`, with a "
-        "name such as person_0013 on each line: the images lie on sheets and in index.csv.",
+        "`python run.py batch workflows/further/demo_batch_label_members.json --over members.txt`, "
+        "with a name such as person_0013 on each line: the images lie on sheets and in index.csv.",
         "**The table of labels** is what W2W Fit Directions takes: a column member, and one for "
         "each attribute.",
     )
@@ -98,9 +98,9 @@ def sd15_batch_activations_quality(w: Workflow) -> None:
         "Quality of all activations over a folder of images",
         "**Noise, granularity and locality** of every activation, measured on all images of a "
         "folder (arXiv 2410.03558).",
-        "`python run.py batch workflows/sd15_batch_activations_quality.json --over ids.txt`, with "
-        "an ID or a pattern such as up-level1-* on each line: the table of all lies in "
-        ".cache/batch.",
+        "`python run.py batch workflows/further/sd15_batch_activations_quality.json --over "
+        "ids.txt`, with an ID or a pattern such as up-level1-* on each line: the table of all "
+        "lies in .cache/batch.",
         "**The images** are those of a folder in the input folder. Activation Catalog lists the "
         "IDs of a model.",
     )

@@ -221,7 +221,7 @@ BLUEPRINTS = {
         "Size metadata that acts late, when the content is settled: arXiv 2411.03177.",
         _size,
         {"model": "MODEL", "conditioning": "CONDITIONING"},
-        {"original_width": 1024, "original_height": 1024, "steps": 20},
+        {"original_width": 512, "original_height": 512, "steps": 20},
     ),
     "Compose by an image": Blueprint(
         "Noise whose low frequencies follow an image, so that the layout does, without a "
@@ -260,7 +260,7 @@ BLUEPRINTS = {
             "ordinary_prompts": ORDINARY,
             "width": 512,
             "height": 512,
-            "time_budget": 20.0,
+            "time_budget": 600.0,
         },
     ),
     "Train a slider from two phrases": Blueprint(

@@ -21,7 +21,8 @@ _SWITCH = (
 def demo_noise_portrait_desk(w: Workflow) -> None:
     w.note(
         "Portrait desk",
-        "**A larger size, a layout** from a mask in two colors, **the likest of eight seeds**, a "
+        "**A larger size, a layout** from a mask in two colors, **the most similar of eight "
+        "seeds**, a "
         "person with sliders, and where each word acts.",
         _SWITCH,
         "**Live**: bypass *Higher Resolution*, *Scout* and *Word map*, and the image follows each "
@@ -112,7 +113,8 @@ def demo_noise_portrait_desk(w: Workflow) -> None:
 def sdxl_noise_portrait_desk(w: Workflow) -> None:
     w.note(
         "SDXL: portrait desk",
-        "**A larger size, a layout** from a mask in two colors, **the best of eight seeds**, "
+        "**A larger size, a layout** from a mask in two colors, **the one of eight seeds "
+        "that shows its words best**, "
         "words changed by sliders, and where each word acts.",
         _SWITCH,
         "**Live**: bypass *Higher Resolution*, *Scout* and *Word map*, and the image follows each "

@@ -402,8 +402,9 @@ def sd15_neurons_baselines(w: Workflow) -> None:
         f"**The same two seeds** for all: the untouched model, NeMo's mask ({_PAPER}), Attention "
         "Scaling (arXiv 2403.11052), Embedding Adjustment (arXiv 2407.21720), and four random "
         "words (arXiv 2305.20086).",
-        "**Settings** are the papers' for SD1.4: logit 1.25, target norm 3 in 10 steps, four "
-        "words.",
+        "**Settings** are the papers' for SD1.4: logit 1.25, 10 steps, four words. Their target "
+        "norm 3 is a whole batch's; set it to the text norm that Memorization Score reads for "
+        "ordinary prompts.",
         _OFFICIAL,
     )
     neuron_parts.baselines(World(w, SD15), 600.0, target=3.0, steps=10)

@@ -468,8 +468,8 @@ def _train_on_folder(w: Workflow, checkpoint: str, size: int) -> None:
         "**A folder of images** in ComfyUI's input folder, each with its caption in a .txt file "
         "of the same name, trains two LoRAs that differ only in the noise: as drawn, and from "
         "pools over the training set (Immiscible Diffusion, arXiv 2406.12303).",
-        "**Choose your folder** in the first node. The last two images are held out: raise "
-        "held_out with more.",
+        "**Choose your folder** in Load Image and Text Dataset from Folder. The last two images "
+        "are held out: raise held_out with more.",
         "**Paired noise lowers the training loss by itself**: compare the orange lines and the "
         "images.",
         "**Both runs keep checkpoints** in output/glassbox: queue again after a stop, and they "

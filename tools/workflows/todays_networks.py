@@ -62,8 +62,9 @@ def krea2_activations_edit_image_by_words(w: Workflow) -> None:
 def wan_activations_edit_late_by_words(w: Workflow) -> None:
     w.note(
         "Wan: change a word late in a run",
-        "**The first 37.5 %** of the steps decide the composition and the motion. A word that is "
-        "changed after them changes little else: Edit by Words at strength 2.",
+        "**The first quarter** of the steps decides much of the composition. A word that is "
+        "changed after it changes less of the rest: Edit by Words at strength 2. Measured on the "
+        "demo model, not on motion.",
         "**Above** the video of the prompt, **below** the same noise with the edit.",
         f"**Try** other starts, and strengths from 1 to 3. {_UNTRIED}",
     )
@@ -77,7 +78,7 @@ def wan_activations_edit_late_by_words(w: Workflow) -> None:
         clip=clip,
         edits="red fox -> white wolf: 2",
         prompt=_VIDEO_CAPTION,
-        start_percent=0.375,
+        start_percent=0.25,
     )
     w.add("PreviewAny", source=report, node_title="What is compared")
 
@@ -109,8 +110,8 @@ def zimage_weights_train_space(w: Workflow) -> None:
         w,
         Z_IMAGE,
         "**Z-Image Turbo is distilled**: training on it undoes the distillation a little with "
-        "every step. Put Z-Image's base model into Load Diffusion Model for the training, or the "
-        "Turbo model with a training adapter of yours, and apply what is learned to Turbo.",
+        "every step. Train on Z-Image's base model, or on Turbo with a training adapter of yours, "
+        "and apply what is learned to Turbo: it needs a Load Diffusion Model of its own.",
     )
 
 
@@ -128,7 +129,7 @@ def flux2_weights_train_space(w: Workflow) -> None:
         w,
         FLUX2,
         "**FLUX.2 klein is distilled** to four steps: train on flux-2-klein-base-4b and apply "
-        "what is learned to the distilled model.",
+        "what is learned to the distilled model, in a Load Diffusion Model of its own.",
     )
 
 
@@ -137,7 +138,7 @@ def krea2_weights_train_space(w: Workflow) -> None:
         w,
         KREA2,
         "**Krea 2 Turbo is distilled**: train on the raw model where you have it, and apply what "
-        "is learned to Turbo.",
+        "is learned to Turbo, in a Load Diffusion Model of its own.",
     )
 
 
@@ -230,7 +231,7 @@ def _edit_image(w: Workflow, network: Network) -> None:
         "most of it.",
         "**Edit by Words** adds the difference that the changed word makes in every attention of "
         "the image to the text, twice. Strength 1 would be the changed prompt. It needs no "
-        "negative prompt and works at CFG 1. **FlowEdit** gets both prompts and no strength.",
+        "negative prompt and works at CFG 1, too. **FlowEdit** gets both prompts and no strength.",
         f"**The strength** is the one that works on the demo model: try 1 to 3. {_UNTRIED}",
     )
     w.group("Model and image")
@@ -472,13 +473,17 @@ def _higher_resolution(w: Workflow, network: Network, side: int) -> None:
 
 
 def _seed_scout(w: Workflow, network: Network) -> None:
-    w.note(
-        f"{network.title}: find the seeds with the layout you want",
-        "**Sixteen seeds** run for two steps each and are ranked by how much their first image is "
-        "laid out as the image on the left. The three best run to the end, from exactly the "
-        "scouted noise.",
+    distilled = (
         "**Distilled models** give similar images for all seeds, so that the choice is smaller "
         "than for others.",
+    )
+    w.note(
+        f"{network.title}: find the seeds with the layout you want",
+        "**Sixteen seeds** run for four steps each and are ranked by how much their first image "
+        "is laid out as the image on the left. The three best run to the end, from exactly the "
+        "scouted noise.",
+        "**Four steps** are few and enough: in one or two a flow model shows no layout.",
+        *(distilled if network.cfg == 1 else ()),
         f"**Try** your own image, and more seeds. {_UNTRIED}",
     )
     w.group("Model, prompt and layout")
@@ -498,7 +503,7 @@ def _seed_scout(w: Workflow, network: Network) -> None:
         ranking="layout_likeness",
         seed=21,
         keep=3,
-        steps=2,
+        steps=4,
         cfg=network.cfg,
     )
     w.add(

@@ -185,8 +185,9 @@ def demo_weights_guidance(w: Workflow) -> None:
         "Apply acts on both sides of CFG: the prompt is amplified, the identity is not. Guidance "
         "keeps the base model on the negative side, at the same number of evaluations.",
         "**The guider** sets cfg, identity and edit strength in one node; other strengths than 1 "
-        "cost more evaluations per step, which its report counts. After `end_percent` guidance is "
-        "off: natural colors, fewer evaluations.",
+        "cost more evaluations per step, which its report counts. After `end_percent` the "
+        "point acts on both sides of CFG: more natural colors, and eyes and a mouth that follow "
+        "the prompt.",
         "**Try** `end_percent` 1; other strengths; another member; the model output of W2W "
         "Identity Guidance in your own sampler.",
     )

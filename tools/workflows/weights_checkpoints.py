@@ -159,8 +159,8 @@ def _own_space(w: Workflow, base: str, checkpoint: str, side: int, cfg: float) -
         f"the points of a space ({PAPER}, section 3.1). The report names files that do not fit and "
         "other base models, such as Pony among SDXL.",
         "**An axis** of the space (`PC 1`) needs no labels. For named edits give W2W Fit "
-        "Directions a table of labels, and write `smiling: 0.8`. Named directions need hundreds "
-        "of LoRAs.",
+        "Directions a table of labels, and write `smiling: 0.8`. Named directions need about a "
+        "hundred LoRAs.",
         "**The edited point** is exported as a LoRA: ComfyUI's own loader reads it, and the file "
         "lies in output/loras.",
         "Tested with random weights of this architecture, not with real LoRAs.",

@@ -7,8 +7,10 @@ from __future__ import annotations
 from .authoring import Output, Workflow
 from .front import for_generating, labeled, prepare, shape_of, show
 from .sampling import sample
-from .weights import GUIDED, MEMBER, PAPER, PROMPT, SAMPLER, SPACE, STEPS, sampled
+from .weights import GUIDED, PAPER, PROMPT, SAMPLER, SPACE, STEPS, sampled
 
+#: All thirteen sliders show on this member at 1: `run.py study weights gradual`.
+FRONT = "person_0141"
 #: W2W Edit with its sliders live.
 _LIVE = {"node_properties": {"glassbox_live": True}, "node_size": (360, 760)}
 
@@ -66,7 +68,7 @@ def demo_weights_edit(w: Workflow) -> None:
         point, _, _ = w.add("GBX_W2WSample", space=space, source="member", member_name=member_name)
         return {"point": point, **for_generating(ready)}
 
-    ready = prepare(w, "Person and prompt", person, PROMPT, member_name=MEMBER)
+    ready = prepare(w, "Person and prompt", person, PROMPT, member_name=FRONT)
     point = ready.pop("point")
     w.group("Drag the sliders")
     edited, _ = w.add("GBX_W2WEdit", point=point, edits="beard: 1", **_LIVE)
@@ -95,7 +97,7 @@ def demo_weights_edit_photo(w: Workflow) -> None:
         "W2W Edit then edits that person.",
         "**Image to image** puts the edited person back. A mask limits both to the person, so the "
         "background stays.",
-        "**Try** the sliders; another image_index; more steps.",
+        "**Try** the sliders; another image_index, with a prompt that describes it; more steps.",
     )
     w.in_columns = True
     w.group("One image")

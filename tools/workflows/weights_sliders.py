@@ -101,8 +101,9 @@ def demo_weights_train_slider(w: Workflow) -> None:
         "Model. The file lies in output/loras; the node Sliders shows it, and any other LoRA, as "
         "a slider.",
         "**Open** Train a slider for its curve, Finish now and every setting.",
-        "**Try** other words of the demo world: sunglasses / no glasses, black skin / pale skin, "
-        "red bob / bald; one slider per line; more steps.",
+        "**Try** sunglasses / no glasses with `keep` empty and no glasses named in the prompt; one "
+        "slider per line; more steps. For skin or hair open Train a slider and remove both from "
+        "`base_prompt`.",
     )
     w.seconds = 90
     demo = Demo(w, prompt=_WITHOUT_GLASSES, with_space=False)
