@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 #: Conditionings of guiders that hold the positive prompt (reference: the same prompt with other
 #: size metadata).
 POSITIVE = ("positive", "reference")
+#: Where an entry of a conditioning keeps its "model_conds" as the prompt was encoded, when a node
+#: has changed them for one evaluation.
+WRITTEN = "glassbox_written"
 _SAME = 1e-5  # relative difference of noise levels that are the same but for rounding
 
 #: Why the place of what the network sees in the image is unknown.
@@ -286,6 +289,8 @@ def _numbers(rows: slice | torch.Tensor | None, of: int) -> Sequence[int]:
 
 
 _subset: RowSubset | None = None
+#: Rows of the network's call under way, where they are known.
+_rows: int | None = None
 
 
 def evaluating_again(rows: RowSubset) -> AbstractContextManager[None]:
@@ -311,14 +316,28 @@ def evaluated_again() -> RowSubset | None:
     return _subset
 
 
+@contextmanager
+def calling(rows: int) -> Iterator[None]:
+    """Within: the network is called with so many rows."""
+    global _rows
+    before = _rows
+    _rows = rows
+    try:
+        yield
+    finally:
+        _rows = before
+
+
 def rows_in_call(values: torch.Tensor, count: int) -> torch.Tensor:
     """A value for each of the ``count`` rows of a tensor inside the network, from one for each row
     of a batch.
 
     A multiple of the rows holds them again, as both sides of CFG do. Raises ValueError for a tensor
-    of other rows.
+    of other rows, among them one whose rows are no longer those that the network was called with:
+    tokens, or frames of a video.
     """
-    if count % len(values) and _subset is None:
+    others = count % len(values) or _rows not in (None, count)
+    if others and _subset is None:
         raise ValueError(
             f"A layer of the network has {count} rows for {len(values)} images, and it is unknown "
             "which are whose: name other layers."

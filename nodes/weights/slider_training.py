@@ -411,8 +411,10 @@ class SliderTraining(ResumableTraining):
             places = torch.tensor([row % count for row in rows], device=noised.device)
             sigmas = torch.tensor([levels[row % count] for row in rows], device=noised.device)
             of_rows = [conditions[row] for row in rows]
-            self.factors.off([draw.images[row % len(draw.images)] for row in rows])
-            answers.append(session.denoised(noised[places], sigmas, of_rows).float())
+            images = [draw.images[row % len(draw.images)] for row in rows]
+            self.factors.off(images)
+            answer = session.denoised(noised[places], sigmas, of_rows, images=images)
+            answers.append(answer.float())
         return torch.cat(answers)
 
     def _errors(
@@ -425,13 +427,14 @@ class SliderTraining(ResumableTraining):
         for group in self._groups(session, rows):
             places = torch.tensor(group, device=rows.noised.device)
             sigmas = torch.tensor([rows.levels[row] for row in group], device=rows.noised.device)
+            images = [rows.images[row] for row in group]
             self.factors.select(
                 [rows.sliders[row] for row in group],
                 [strengths[row] for row in group],
-                [rows.images[row] for row in group],
+                images,
             )
             conditions = [rows.conditions[row] for row in group]
-            answers = session.denoised(rows.noised[places], sigmas, conditions)
+            answers = session.denoised(rows.noised[places], sigmas, conditions, images=images)
             errors = (answers.float() - rows.targets[places].float()).square()
             if rows.weights is not None:
                 weights = rows.weights[places.cpu()].to(errors)

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from ..host.socket_types import CLIP, VAE, ModelPatcher
     from .space import Direction, Space
 
-#: Keys of the wrappers that EasyCache and LazyCache put on a MODEL.
-_STEP_CACHES = ("easycache", "lazycache")
 
 _PREVIEWED = (-1.0, 0.0, 1.0)
 
@@ -107,6 +105,11 @@ def from_phrases(
     if torch.count_nonzero(split(own.latent)[0]):
         latents, sounds = _images_and_sounds(own.latent)
     concepts = preserved or [""]
+    if latents is not None:
+        # Every base prompt is trained on: with fewer images than prompts each image has several.
+        count = max(len(latents), len(base_prompts))
+        latents = [latents[number % len(latents)] for number in range(count)]
+        sounds = [sounds[number % len(sounds)] for number in range(count)] if sounds else sounds
     texts = prompts_of(base_prompts, sliders, concepts)
     conditions = [encode(clip, text)[1] for text in [*texts, ""]]
 
@@ -268,19 +271,6 @@ class SliderRun(MonitoredRun):
         return decoded(self.vae, session, torch.cat(latents))
 
 
-def _without_step_caches(patcher: ModelPatcher) -> ModelPatcher:
-    """A clone without ComfyUI's caches of steps, where there are some: they compare a call with
-    the one before, and a training's calls have other numbers of rows and follow no schedule.
-    """
-    if not any(key in by_key for by_key in patcher.wrappers.values() for key in _STEP_CACHES):
-        return patcher
-    clone = patcher.clone()
-    for kind in list(clone.wrappers):
-        for key in _STEP_CACHES:
-            clone.remove_wrappers_with_key(kind, key)
-    return clone
-
-
 def train(
     patcher: ModelPatcher,
     vae: VAE | None,
@@ -292,7 +282,6 @@ def train(
     monitoring: Monitoring,
 ) -> tuple[list[dict[str, torch.Tensor]], SliderRun]:
     """Train sliders on a MODEL: a LORA_MODEL of each, and how the training went."""
-    patcher = _without_step_caches(patcher)
     count = len(source.sliders)
     space = source.space
     if space is None:

@@ -207,7 +207,9 @@ class SpaceTraining(ResumableTraining):
             for row in rows
         ]
         self.updates.select(torch.tensor([row.member for row in rows]))
-        answer = session.denoised(session.noised(latents, noise, sigmas), sigmas, conditions)
+        images = [row.image for row in rows]
+        noised = session.noised(latents, noise, sigmas)
+        answer = session.denoised(noised, sigmas, conditions, images=images)
         scale = torch.tensor(
             [prediction_scale(session.sampling, level) for level in levels], device=device
         )

@@ -54,7 +54,9 @@ class Session(Protocol):
         rows: Sequence[int],
         against: Sequence[int] | None = None,
         cfg: float = 1.0,
+        images: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """The model's prediction (B, C, ...) of the clean latent with the conditions `rows`, one
-        per image; CFG against other ones.
+        per image; CFG against other ones. `images`: the numbers of the images whose sound they
+        have, without which they are those of the conditions.
         """

@@ -275,7 +275,9 @@ class Training:
             if self.weights is None
             else torch.cat([self.weights[image] for image in batch.draw.images])
         )
-        prediction = session.denoised(session.noised(latent, noise, sigmas), sigmas, rows)
+        prediction = session.denoised(
+            session.noised(latent, noise, sigmas), sigmas, rows, images=batch.draw.images
+        )
         loss = self.objective(
             prediction, session.clean(latent), signal_to_noise(session, sigmas), weights
         )

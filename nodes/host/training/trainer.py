@@ -27,11 +27,14 @@ import comfy.sampler_helpers
 import comfy.samplers
 import comfy.utils
 import torch
+from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
+from ...common.network_call import calling
 from ..evaluate import takes_batches
 from ..hooks import refuse_compiled, refuse_lost_gradients
 from ..latent_shapes import join, matching_channels, silence, split
 from ..quantized import WeightFunction
+from ..step_caches import without_step_caches
 from .gradients import LOW_PRECISION, activations_kept, inputs_copied, kernels_with_gradients
 from .layer_weights import LayerWeights, trainable_layers
 from .repeating import hindrance
@@ -47,6 +50,9 @@ _WITH_GRADIENTS = 24.0
 _CHECKPOINTED = 6.0
 #: Margin of a row without gradients.
 _WITHOUT_GRADIENTS = 1.5
+
+#: Key of the wrapper that counts a call's rows.
+_ROWS = "glassbox_rows"
 
 # With one of these a CONDITIONING cannot share an evaluation with others.
 _ALONE = ("area", "mask", "control", "gligen", "hooks")
@@ -129,7 +135,9 @@ class Session:
         """The latent (B, C, ...) with noise at the levels ``sigmas`` (B,), as the model is trained
         to see it.
         """
-        return self.sampling.noise_scaling(sigmas, noise, latent, False)
+        # ComfyUI gives the level of a single row without dimensions, so that its state would stay
+        # in 16 bits: too coarse for small differences, and a skipped side of CFG is 0/0 in fp16.
+        return self.sampling.noise_scaling(sigmas, noise.float(), latent.float(), False)
 
     def clean(self, latent: torch.Tensor) -> torch.Tensor:
         """What a perfect model would answer for this latent."""
@@ -170,9 +178,11 @@ class Session:
         rows: Sequence[int],
         against: Sequence[int] | None = None,
         cfg: float = 1.0,
+        images: Sequence[int] | None = None,
     ) -> torch.Tensor:
         """The model's answer (B, C, ...) with the conditions ``rows``, one per image; CFG against
-        other ones.
+        other ones. ``images``: the numbers of the images whose sound they have, without which they
+        are those of the conditions.
 
         Images share one evaluation where their conditions allow it (no area, mask, ControlNet,
         GLIGEN or hook, texts of lengths that go together), or are the same.
@@ -193,10 +203,11 @@ class Session:
                 conditions[side] = joined
             return conditions
 
+        heard = rows if images is None else images
         everything = range(len(noised))
         conditions = shared(everything)
         if conditions is not None:
-            return self._call(noised, sigmas, conditions, cfg, rows=rows)
+            return self._call(noised, sigmas, conditions, cfg, images=heard)
         groups: list[list[int]] = []
         for image in everything:
             group = next((group for group in groups if shared([*group, image])), None)
@@ -208,13 +219,13 @@ class Session:
         for group in groups:
             conditions = shared(group)
             assert conditions is not None
-            images = torch.tensor(group, device=noised.device)
+            places = torch.tensor(group, device=noised.device)
             answer = self._call(
-                noised[images],
-                sigmas[images],
+                noised[places],
+                sigmas[places],
                 conditions,
                 cfg,
-                rows=[rows[image] for image in group],
+                images=[heard[image] for image in group],
             )
             answers |= dict(zip(group, answer.split(1), strict=True))
         return torch.cat([answers[image] for image in everything])
@@ -226,7 +237,7 @@ class Session:
         conds: dict[str, list[dict]],
         cfg: float,
         *,
-        rows: Sequence[int],
+        images: Sequence[int],
     ) -> torch.Tensor:
         comfy.model_management.throw_exception_if_processing_interrupted()
         self._guider.conds = conds
@@ -239,27 +250,27 @@ class Session:
         if not self._sounds:
             with low:
                 return self._guider(noised, sigmas, model_options=self._options, seed=self._seed)
-        sounds = [self._noised_sound(*row) for row in zip(rows, sigmas, strict=True)]
+        sounds = [self._noised_sound(*row) for row in zip(images, sigmas, strict=True)]
         parts = [noised, *(torch.cat(part) for part in zip(*sounds, strict=True))]
         packed, shapes = comfy.utils.pack_latents(parts)
         with low:
             answer = self._guider(packed, sigmas, model_options=self._options, seed=self._seed)
         return comfy.utils.unpack_latents(answer, shapes)[0]
 
-    def _noised_sound(self, row: int, sigma: torch.Tensor) -> list[torch.Tensor]:
+    def _noised_sound(self, image: int, sigma: torch.Tensor) -> list[torch.Tensor]:
         """The other parts of an image's LATENT at a noise level, or those of silence.
 
-        Their noise follows from seed, row and level, so that a run that is resumed draws the same.
+        Their noise follows from seed, image and level: a run that is resumed draws the same.
         """
         silence = [torch.zeros_like(part) for part in self._sounds[0]]
-        sound = self._sounds[row] if row < len(self._sounds) else silence
-        key = f"{self._seed} {row} {float(sigma):.6f}".encode()
+        sound = self._sounds[image] if image < len(self._sounds) else silence
+        key = f"{self._seed} {image} {float(sigma):.6f}".encode()
         generator = torch.Generator().manual_seed(zlib.crc32(key))
         noised = []
         for part in sound:
-            noise = torch.randn(part.shape, generator=generator).to(self.device, part.dtype)
+            noise = torch.randn(part.shape, generator=generator).to(self.device)
             noised.append(
-                self.sampling.noise_scaling(sigma[None], noise, part.to(self.device), False)
+                self.sampling.noise_scaling(sigma[None], noise, part.to(self.device).float(), False)
             )
         return noised
 
@@ -300,6 +311,13 @@ class Session:
             )["positive"]
         finally:
             _thread.prepares_conditions = False
+
+
+def _counting_rows(executor: WrapperExecutor, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """A call of the network, whose layers are told how many rows it has."""
+    parts = x if isinstance(x, list | tuple) else [x]
+    with calling(len(parts[0])):
+        return executor(x, *args, **kwargs)
 
 
 _thread = threading.local()
@@ -343,7 +361,8 @@ def run(
     """
     refuse_compiled(patcher)
     with torch.inference_mode(False), torch.enable_grad():
-        clone = _plain_clone(patcher)
+        clone = _plain_clone(without_step_caches(patcher))
+        clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, _ROWS, _counting_rows)
         refuse_lost_gradients(clone)
         clone.set_model_compute_dtype(dtype)
         weights = [LayerWeights(clone, functions)]

@@ -84,8 +84,8 @@ def test_mode_off_is_cores_run(
     """Same factors; order, noise and noise levels replayed from a private generator: the same
     losses, bit for bit.
 
-    For 20 steps on the demo model, and in bfloat16 on the small one; with whole weights changed, as
-    core does it.
+    For 20 steps on the demo model; with whole weights changed, as core does it. In bfloat16, on the
+    small one, but for rounding: core leaves the noised image of a single row in bfloat16.
     """
     same = {"steps": steps, "precision": dtype, "lora_precision": dtype}
     model = parts[0]
@@ -98,7 +98,8 @@ def test_mode_off_is_cores_run(
     ours = trained(model=[model], positive=captions, latents=latents, **same)
     assert len(theirs) == steps
     assert their_lora.keys() == ours["lora"].keys()
-    if newer.than_tested():  # it rounds elsewhere, which AdamW's first steps enlarge
+    # It rounds elsewhere, which AdamW's first steps enlarge.
+    if newer.than_tested() or dtype == "bf16":
         assert ours["loss_map"]["loss"] == pytest.approx(
             theirs, rel=2e-2 if dtype == "bf16" else 2e-3
         )
@@ -509,3 +510,20 @@ def test_resume_with_the_new_options_is_the_uninterrupted_run(app, parts, traine
     assert any(not torch.equal(raw["lora"][name], whole["lora"][name]) for name in whole["lora"])
     with pytest.raises(ValueError, match="A checkpoint cannot hold the state of Prodigy"):
         trained(optimizer="Prodigy", checkpoint_name="glassbox/new_none")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_one_image_at_a_time_in_16_bits(trained, precision):
+    """ComfyUI leaves the state of a single row in the latent's type; two rows get float32."""
+    exact = trained(precision="fp32", batch_size=1, steps=4)["loss_map"]["loss"]
+    low = trained(precision=precision, batch_size=1, steps=4)["loss_map"]["loss"]
+    assert low == pytest.approx(exact, rel=0.02)
+
+
+@pytest.mark.parametrize("node", ["EasyCache", "LazyCache"])
+def test_caches_of_steps_are_left_out_of_a_training(app, trained, parts, node):
+    caching = {"reuse_threshold": 0.2, "start_percent": 0.15, "end_percent": 0.95}
+    cached = app.run(node, model=parts[0], verbose=False, **caching)[0]
+    losses = trained(steps=4, model=cached)["loss_map"]["loss"]
+    assert losses == trained(steps=4)["loss_map"]["loss"]

@@ -4,6 +4,8 @@ every architecture.
 
 import dataclasses
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 import reduced
@@ -34,6 +36,34 @@ CHOICES = {
     "checkpoint_interval": 2,
 }
 SIDE = 8
+_COSMOS = {
+    "image_model": "cosmos",
+    "max_img_h": 240,
+    "max_img_w": 240,
+    "max_frames": 128,
+    "in_channels": 16,
+    "out_channels": 16,
+    "patch_spatial": 2,
+    "patch_temporal": 1,
+    "model_channels": 128,
+    "block_config": "FA-CA-MLP",
+    "concat_padding_mask": True,
+    "pos_emb_cls": "rope3d",
+    "pos_emb_learnable": False,
+    "pos_emb_interpolation": "crop",
+    "block_x_format": "THWBD",
+    "affline_emb_norm": True,
+    "use_adaln_lora": True,
+    "adaln_lora_dim": 16,
+    "num_blocks": 2,
+    "num_heads": 2,
+    "extra_per_block_abs_pos_emb": True,
+    "rope_h_extrapolation_ratio": 1.0,
+    "rope_w_extrapolation_ratio": 1.0,
+    "rope_t_extrapolation_ratio": 2.0,
+    "extra_per_block_abs_pos_emb_type": "learnable",
+    "crossattn_emb_channels": 24,
+}
 _MEMBER = {
     "seed": 1,
     "count": 1,
@@ -328,3 +358,98 @@ def test_a_training_inside_a_space_behind_a_point_repeats_and_leaves_both_models
     assert torch.equal(before, sampled(app, with_point, clip))
     assert torch.equal(plain, sampled(app, model, clip))
     assert not torch.equal(before, sampled(app, first[0][0], clip))
+
+
+def test_every_base_prompt_is_trained_on(app, demo):
+    half = app.module("nodes.weights.slider_training_comfy")
+    sliders = app.module("nodes.weights.slider_phrases").parse_sliders("old", "young")
+    prompts = ["portrait", "portrait, blue hoodie", "portrait, smiling", "portrait, red hair"]
+    image = torch.randn(1, 24, SIDE, SIDE, generator=torch.Generator().manual_seed(1))
+    own = half.OwnImages(count=1, steps=1, cfg=1.0, seed=0, latent=image)
+    source = half.from_phrases(demo[1], sliders, prompts, [], own)
+    assert sorted(source.data.scenes) == [0, 1, 2, 3]
+    assert all(torch.equal(latent, image) for latent in source.latents)
+
+
+def test_each_row_hears_the_sound_of_its_image(app):
+    """A network that answers with the mean of the sound that it hears, whatever the text: the two
+    phrases then differ in nothing, and neither do the targets at 1 and -1.
+    """
+    import comfy.model_sampling
+    import comfy.utils
+
+    trainer = app.module("nodes.host.training.trainer")
+    sliders = app.module("nodes.weights.slider_training")
+    flow = (comfy.model_sampling.ModelSamplingDiscreteFlow, comfy.model_sampling.CONST)
+
+    class Guider:
+        model_options: ClassVar = {}
+        model_patcher = SimpleNamespace(load_device=torch.device("cpu"))
+        inner_model = SimpleNamespace(
+            model_sampling=type("Sampling", flow, {})(),
+            process_latent_in=lambda latent: latent,
+            memory_required=lambda shape: 0,
+            model_config=None,
+        )
+
+        def __call__(self, packed, sigmas, model_options, seed):
+            video, sound = comfy.utils.unpack_latents(
+                packed, [(len(packed), 4, 1, 2, 2), (len(packed), 3, 5)]
+            )
+            heard = sound.mean(dim=(1, 2)).view(-1, 1, 1, 1, 1)
+            return comfy.utils.pack_latents([torch.zeros_like(video) + heard, sound])[0]
+
+    session = trainer.Session(
+        guider=Guider(),
+        latents=[torch.zeros(1, 4, 1, 2, 2)] * 4,
+        conditions=[[{"model_conds": {}}]] * 3,
+        dtype=torch.float32,
+        seed=0,
+        sounds=[[torch.full((1, 3, 5), float(number))] for number in range(4)],
+    )
+    session._encode = lambda row, like: [{"model_conds": {}}]
+    data = sliders.PhraseData(
+        scenes=[0] * 4,
+        neutral=[0],
+        concepts=[sliders.Concept(increase=[[1]], decrease=[[2]])],
+        kinds=[0, 0, 0],
+    )
+    factors = SimpleNamespace(
+        flat=torch.zeros(1), off=lambda images=(): None, select=lambda *given: None
+    )
+    settings = sliders.SliderSettings(steps=1, batch_size=4, guidance_scale=1.0, end_percent=1.0)
+    training = sliders.SliderTraining(factors, data, settings)
+    rows = training.rows(session, training.draw(0))
+    assert len(set(rows.images)) > 1
+    torch.testing.assert_close(rows.targets[:4], rows.targets[4:])
+
+
+def test_layers_whose_rows_are_tokens_are_refused(app):
+    """Cosmos has its tokens before the rows of the batch: repeated changes would mix images."""
+    import comfy.supported_models
+
+    half = app.module("nodes.weights.slider_training_comfy")
+    learned = app.module("nodes.weights.learned_space_comfy")
+    sliders = app.module("nodes.weights.slider_training")
+    trainer = app.module("nodes.host.training.trainer")
+    with torch.inference_mode(False), torch.no_grad():
+        config = comfy.supported_models.CosmosT2V(_COSMOS)
+        patcher = reduced._model(config, torch.Generator().manual_seed(0))
+        text = torch.randn(1, 8, 24, generator=torch.Generator().manual_seed(1))
+        video = torch.randn(1, 16, 2, 8, 8, generator=torch.Generator().manual_seed(2))
+    layers = half.trained_layers(patcher, "to_q, to_v")
+    layout, _ = learned.layout_of(patcher, layers, 2)
+    with torch.inference_mode(False):
+        factors = sliders.SliderFactors(layout, 1, 0, "cpu")
+
+        def work(session):
+            latents = torch.cat(session.latents * 2)
+            factors.select([0, 0], [1.0, -1.0])
+            with torch.no_grad():
+                session.denoised(latents, torch.ones(2), [0, 0])
+
+        with (
+            learned.changed(layers, factors),
+            pytest.raises(ValueError, match="it is unknown which are whose: name other layers"),
+        ):
+            trainer.run(patcher, {}, [video], [[[text, {}]]], work, dtype=torch.float32)

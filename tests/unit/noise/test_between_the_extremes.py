@@ -147,7 +147,7 @@ class Half:
     def clean(self, latent):
         return latent
 
-    def denoised(self, noised, sigmas, rows, against=None, cfg=1.0):
+    def denoised(self, noised, sigmas, rows, against=None, cfg=1.0, images=None):
         return noised / 2
 
 

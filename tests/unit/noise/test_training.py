@@ -76,7 +76,7 @@ class Linear:
     def clean(self, latent):
         return latent
 
-    def denoised(self, noised, sigmas, rows, against=None, cfg=1.0):
+    def denoised(self, noised, sigmas, rows, against=None, cfg=1.0, images=None):
         self.seen.append((noised.detach(), sigmas, list(rows)))
         return noised * self.factor
 

@@ -81,7 +81,7 @@ class Session:
             return x / (sigmas**2 + 1) - predicted * sigmas / (sigmas**2 + 1).sqrt()
         return x - sigmas * predicted
 
-    def denoised(self, noised, sigmas, rows):
+    def denoised(self, noised, sigmas, rows, images=None):
         self.rows.append(len(rows))
         changes = []
         for slot in LAYOUT.slots:

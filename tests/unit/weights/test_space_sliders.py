@@ -193,7 +193,7 @@ class Session:
         hidden = tokens @ self.weight.to(x).T + change(tokens)
         return (hidden.tanh() @ self.back.to(x).T).mT
 
-    def denoised(self, noised, sigmas, rows):
+    def denoised(self, noised, sigmas, rows, images=None):
         change = self.sliders.change
         slot = LAYOUT.slots[0]
         noise = self.predicted(noised, list(rows), lambda tokens: change(slot, tokens))
