@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
 
 import comfy.model_management
 import comfy.samplers
@@ -13,6 +14,7 @@ import torch
 from ..host.evaluate import untouched
 from ..host.latent_shapes import join, matching_channels, split, with_silence
 from ..host.progress import Progress, check_stop
+from ..host.step_caches import without_step_caches
 from .flow_edit import follow_difference
 from .image_to_noise_comfy import check_encoded
 from .noise_objects_comfy import SeededNoise
@@ -35,15 +37,22 @@ def edit(
     """The samples of a LATENT, edited in the VAE's scale.
 
     ``prompts``: CONDITIONING by "source", "target" and "negative". ``cfg``: of source and target.
-    A noise mask limits the edit. Raises ValueError for an empty LATENT.
+    A noise mask limits the edit. Raises ValueError for an empty LATENT, and for noise levels that
+    do not fall or reach 0 before the last.
     """
     check_encoded(latent)
+    levels = sigmas.tolist()
+    if any(upper <= max(lower, 0.0) for upper, lower in pairwise(levels)):
+        raise ValueError(
+            "The noise levels must fall, and only the last may be 0: connect the sigmas of a "
+            "scheduler, without Flip Sigmas."
+        )
     given = matching_channels(latent["samples"], patcher)
     samples = with_silence(given, patcher)
     mask = latent.get("noise_mask")
     if mask is not None and len(split(samples)) > 1:
         raise ValueError("A noise mask on video with sound is not supported: remove the mask.")
-    guider = _TwoPrompts(patcher, prompts, cfg)
+    guider = _TwoPrompts(without_step_caches(patcher), prompts, cfg)
     steps = len(sigmas) - 1
     sampler = _FlowEdit({**latent, "samples": samples}, seed, steps)
     edited = guider.sample(
@@ -72,12 +81,15 @@ def _callback(patcher: ModelPatcher, samples: torch.Tensor, steps: int) -> Calla
 
 
 class _TwoPrompts(comfy.samplers.CFGGuider):
-    """Evaluates the model with one of two positive prompts, each with its own CFG."""
+    """Evaluates the model with one of two positive prompts, each with its own CFG.
+
+    Whichever prompt is evaluated is the "positive" one: nodes that act on the positive prompt act
+    on both, and what one prompt brings for the other side of CFG (areas, a ControlNet) comes with
+    it alone.
+    """
 
     def __init__(self, patcher: ModelPatcher, prompts: dict[str, list], cfg: tuple[float, float]):
         super().__init__(patcher)
-        # The target has ComfyUI's name "positive": a ControlNet that acts on both sides of CFG is
-        # handed from there to "negative".
         self.inner_set_conds(
             {
                 "positive": prompts["target"],
@@ -85,36 +97,54 @@ class _TwoPrompts(comfy.samplers.CFGGuider):
                 "source": prompts["source"],
             }
         )
-        self._cfg = dict(zip(("source", "positive"), cfg, strict=True))
-        self._role = "positive"
+        self._cfg = dict(zip(("source", "target"), cfg, strict=True))
+        self._sides: dict[str, dict[str, list]] = {}
+        self._shapes: dict[str, Any] = {}
+
+    def inner_sample(self, *given: Any, **more: Any) -> torch.Tensor:
+        """ComfyUI's, which prepares the prompts of the target; `prepare_source` does the others."""
+        source, negative = self.conds.pop("source"), self.conds["negative"]
+        self._sides = {"source": {"positive": source, "negative": negative}}
+        self._shapes = {name: more[name] for name in ("latent_shapes",) if name in more}
+        try:
+            return super().inner_sample(*given, **more)
+        finally:
+            # ComfyUI cleans up after the ControlNets of all that is here.
+            self.conds = {**self.conds, "source": self._sides["source"]["positive"]}
+            self._sides = {}
+
+    def prepare_source(
+        self,
+        noise: torch.Tensor,
+        latent_image: torch.Tensor,
+        denoise_mask: torch.Tensor | None,
+        seed: int | None,
+    ) -> None:
+        """Prepare the source's prompts as ComfyUI does those of the target."""
+        self._sides["target"] = self.conds
+        self._sides["source"] = comfy.samplers.process_conds(
+            self.inner_model,
+            noise,
+            self._sides["source"],
+            self.model_patcher.load_device,
+            latent_image,
+            denoise_mask,
+            seed,
+            **self._shapes,
+        )
 
     def denoised(
         self, role: str, state: torch.Tensor, sigma: float, extra_args: dict
     ) -> torch.Tensor:
-        """The model's prediction with the prompt "source" or "positive"."""
+        """The model's prediction with the prompt "source" or "target"."""
         check_stop()
-        self._role = role
+        self.conds = self._sides[role]
+        self.cfg = self._cfg[role]
         level = torch.full((len(state),), sigma, device=state.device, dtype=state.dtype)
-        return self(state, level, **extra_args)
-
-    def predict_noise(
-        self,
-        x: torch.Tensor,
-        timestep: torch.Tensor,
-        model_options: dict | None = None,
-        seed: int | None = None,
-    ) -> torch.Tensor:
-        """ComfyUI's evaluation, with the prompt whose turn it is."""
-        return comfy.samplers.sampling_function(
-            self.inner_model,
-            x,
-            timestep,
-            self.conds["negative"],
-            self.conds[self._role],
-            self._cfg[self._role],
-            model_options=model_options or {},
-            seed=seed,
-        )
+        try:
+            return self(state, level, **extra_args)
+        finally:
+            self.conds = self._sides["target"]
 
 
 class _FlowEdit(comfy.samplers.Sampler):
@@ -136,6 +166,7 @@ class _FlowEdit(comfy.samplers.Sampler):
     ) -> torch.Tensor:
         sampling = model_wrap.inner_model.model_sampling
         steps = len(sigmas) - 1
+        model_wrap.prepare_source(noise, latent_image, denoise_mask, extra_args.get("seed"))
 
         def denoise(role: str) -> Callable[[torch.Tensor, float], torch.Tensor]:
             return lambda state, sigma: model_wrap.denoised(role, state, sigma, extra_args)
@@ -150,7 +181,7 @@ class _FlowEdit(comfy.samplers.Sampler):
 
         return follow_difference(
             denoise("source"),
-            denoise("positive"),
+            denoise("target"),
             noised,
             latent=latent_image,
             sigmas=sigmas.tolist(),

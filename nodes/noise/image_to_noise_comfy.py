@@ -15,6 +15,7 @@ import torch
 from ..host.evaluate import untouched
 from ..host.latent_shapes import matching_channels, view
 from ..host.progress import Progress, check_stop
+from ..host.step_caches import without_step_caches
 from .image_to_noise import (
     follow_downward,
     follow_upward,
@@ -104,7 +105,7 @@ def find(
         )
     check_encoded(latent)
     samples = matching_channels(samples, patcher)
-    guider = comfy.samplers.CFGGuider(patcher)
+    guider = comfy.samplers.CFGGuider(without_step_caches(patcher))
     guider.inner_set_conds({"positive": positive})
     sampler = _Upward(
         drawn=_drawn({**latent, "samples": samples}, seed),
@@ -165,8 +166,11 @@ class _Upward(comfy.samplers.Sampler):
             progress.show(evaluated)
             return denoised
 
-        state = follow_upward(denoise, latent_image, levels, self._corrections)
-        returned = follow_downward(denoise, state, levels)
+        # A sampler of a flow model divides what it ends with by the part of the latent that is left
+        # at the last level, which is all of it where the levels end at 0.
+        scale = sampling.inverse_noise_scaling(sigmas[-1], torch.ones_like(latent_image))
+        state = follow_upward(denoise, latent_image / scale, levels, self._corrections)
+        returned = follow_downward(denoise, state, levels) * scale
         self.errors = relative_error(latent_image, returned).tolist()
         self.noise = noise_behind(scaling, state, latent_image)
         drawn = self._drawn.to(state)

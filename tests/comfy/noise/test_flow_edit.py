@@ -206,3 +206,102 @@ def test_nothing_global_changes(app, demo):
     before = torch.random.get_rng_state()
     edited(app, demo)
     assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def largest_change(app, case, **changed):
+    """How far two equal prompts move the image, as a fraction of its largest value."""
+    latent = case[2]["samples"]
+    same = edited(app, case, target=case[1]["source"], target_cfg=1.5, **changed)
+    return float((same - latent).abs().max() / latent.abs().max())
+
+
+def of_positive_rows(app, model):
+    """The MODEL without the values of one layer, in rows of the positive prompt alone."""
+    network = model.model.diffusion_model
+    path = next(name for name, _ in network.named_modules() if name.endswith("attn2.to_v"))
+    factors = {path: torch.zeros(network.get_submodule(path).out_features)}
+    scaled = app.module("nodes.neurons.neuron_factors_comfy").with_scaled
+    return scaled(model, factors, (1e9, 0.0), True)
+
+
+@pytest.mark.parametrize("node", ["variety", "neurons"])
+def test_what_acts_on_the_positive_prompt_acts_on_both(app, demo, node):
+    noise = {"method": "annealed", "noise_scale": 0.5, "tau1": 0.2, "tau2": 0.8, "seed": 3}
+    changed = (
+        app.run("GBX_SeedVariety", model=demo[0], **noise)[0]
+        if node == "variety"
+        else of_positive_rows(app, demo[0])
+    )
+    assert largest_change(app, demo, model=changed) < 1e-5
+    moved = (edited(app, demo, model=changed) - edited(app, demo)).abs().max()
+    assert float(moved) > 1e-3
+
+
+@pytest.mark.parametrize("node", ["EasyCache", "LazyCache"])
+def test_caches_of_steps_leave_no_call_out(app, demo, node):
+    caching = {"reuse_threshold": 0.2, "start_percent": 0.15, "end_percent": 0.95}
+    cached = app.run(node, model=demo[0], verbose=False, **caching)[0]
+    assert torch.equal(edited(app, demo, model=cached, steps=12), edited(app, demo, steps=12))
+
+
+@pytest.mark.parametrize("on_both_sides", [False, True])
+def test_a_controlnet_acts_on_the_prompt_that_it_is_on(app, demo, on_both_sides):
+    import comfy.controlnet
+
+    class Counting(comfy.controlnet.ControlBase):
+        def __init__(self):
+            super().__init__()
+            self.rows = []
+
+        def get_models(self):
+            return []
+
+        def get_control(self, x_noisy, *_):
+            self.rows.append(len(x_noisy))
+
+    control = Counting()
+    target = [
+        [text, {**more, "control": control, "control_apply_to_uncond": on_both_sides}]
+        for text, more in demo[1]["target"]
+    ]
+    edited(app, demo, target=target)
+    assert sum(control.rows) == 2 * (1 + on_both_sides) * _STEPS
+    assert control.previous_controlnet is None
+
+
+@pytest.mark.parametrize("order", ["rising", "a 0 inside"])
+def test_levels_that_do_not_fall_are_one_sentence(app, flow, order):
+    levels = app.run("BasicScheduler", model=flow[0], scheduler="normal", steps=6, denoise=0.8)[0]
+    wrong = (
+        levels.flip(0) if order == "rising" else torch.cat([levels[:3], torch.zeros(1), levels[3:]])
+    )
+    with pytest.raises(ValueError, match="The noise levels must fall, and only the last may be 0"):
+        edited(app, flow, sigmas=wrong)
+
+
+def test_an_area_of_one_prompt_is_not_in_the_other(app, demo):
+    """A target in an area, beside a source of the whole image: each negative prompt has the areas
+    of its own prompt, as in two KSamplers.
+    """
+    model = demo[0].clone()
+    sizes = []
+
+    def seen(apply_model, arguments):
+        sizes.append(tuple(arguments["input"].shape[-2:]))
+        return apply_model(arguments["input"], arguments["timestep"], **arguments["c"])
+
+    model.set_model_unet_function_wrapper(seen)
+    whole = demo[1]["target"]
+    area = app.run(
+        "ConditioningSetAreaPercentage",
+        conditioning=whole,
+        width=0.5,
+        height=1.0,
+        x=0.0,
+        y=0.0,
+        strength=1.0,
+    )[0]
+    edited(app, demo, model=model, target=[*whole, *area], steps=2)
+    size = tuple(demo[2]["samples"].shape[-2:])
+    # Per step: the source's two sides in one call, the target's whole and half.
+    assert sizes.count((size[0], size[1] // 2)) == sizes.count(size) / 2

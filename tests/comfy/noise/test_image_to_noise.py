@@ -2,6 +2,8 @@
 outputs, on models that predict noise, velocity and flow.
 """
 
+import re
+
 import pytest
 import tiny_transformers
 import torch
@@ -187,3 +189,33 @@ def test_nothing_global_changes(app, demo):
     first = found(app, demo)[0]["samples"]
     assert torch.equal(torch.random.get_rng_state(), before)
     assert torch.equal(found(app, demo)[0]["samples"], first)
+
+
+@pytest.mark.parametrize("kind", ["noise", "flow"])
+def test_levels_that_end_above_0(app, kind, request):
+    """The first part of a schedule, as Split Sigmas gives it, to a sampler that ends there, too."""
+    case = request.getfixturevalue({"noise": "demo"}.get(kind, kind))
+    levels = app.run("BasicScheduler", model=case[0], scheduler="normal", steps=10, denoise=0.7)[0]
+    high = levels[:7]
+    _, _, noise, report = found(app, case, sigmas=high, corrections=3)
+    guider = app.run("BasicGuider", model=case[0], conditioning=case[1])[0]
+    returned = app.run(
+        "SamplerCustomAdvanced",
+        noise=noise,
+        guider=guider,
+        sampler=app.run("KSamplerSelect", sampler_name="euler")[0],
+        sigmas=high,
+        latent_image=case[2],
+    )[0]["samples"]
+    lost = float(distance(case, returned).max())
+    reported = float(re.search(r"differs by ([\d.]+)", report)[1])
+    assert lost == pytest.approx(reported, rel=0.05, abs=0.005)
+    assert lost < 0.2
+
+
+@pytest.mark.parametrize("node", ["EasyCache", "LazyCache"])
+def test_caches_of_steps_leave_no_call_out(app, demo, node):
+    caching = {"reuse_threshold": 0.2, "start_percent": 0.15, "end_percent": 0.95}
+    cached = app.run(node, model=demo[0], verbose=False, **caching)[0]
+    by_cached = found(app, (cached, *demo[1:]), steps=16)
+    assert torch.equal(by_cached[0]["samples"], found(app, demo, steps=16)[0]["samples"])
