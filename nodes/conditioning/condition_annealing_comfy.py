@@ -17,7 +17,7 @@ import torch
 from comfy.patcher_extension import WrappersMP
 from torch.utils.weak import WeakIdKeyDictionary
 
-from ..common.network_call import POSITIVE, step_of
+from ..common.network_call import POSITIVE, WRITTEN, step_of
 from ..host.evaluate import evaluating, levels_of
 from ..host.hooks import RunLevels
 from ..host.schema import later_seed
@@ -149,7 +149,7 @@ class _Varied:
                 pooled = self._noised(vector[:, :width], time, (*key, _VECTOR))
                 changed = torch.cat([pooled, vector[:, width:]], dim=1)
                 encoded[_VECTOR] = encoded[_VECTOR]._copy_with(changed)
-        return {**entry, "model_conds": encoded}
+        return {**entry, "model_conds": encoded, WRITTEN: entry.get(WRITTEN, entry["model_conds"])}
 
     def _noised(self, text: torch.Tensor, time: float, key: tuple[int, int, str]) -> torch.Tensor:
         """A text (images, ..., channels); each image has noise of its own.

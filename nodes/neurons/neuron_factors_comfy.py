@@ -21,7 +21,7 @@ from comfy.patcher_extension import WrappersMP
 from comfy.weight_adapter import WeightAdapterBase
 from torch import nn
 
-from ..common.network_call import POSITIVE, TILED, Call, for_autograd, rows_in_call
+from ..common.network_call import POSITIVE, TILED, WRITTEN, Call, for_autograd, rows_in_call
 from ..common.resume import digest
 from ..host.evaluate import evaluating, levels_of
 from ..host.hooks import Receivers, forward_hooks, hook_calls
@@ -176,7 +176,7 @@ def _sampled_prompts(
         if key not in entry:  # once for a run, whose entries these are
             # The copies that regions add to a side keep the text of the other one under
             # "cross_attn".
-            contexts = entry["model_conds"]["c_crossattn"].cond
+            contexts = entry.get(WRITTEN, entry["model_conds"])["c_crossattn"].cond
             entry[key] = [_matching(context, prompts) for context in contexts]
         for image, found in enumerate(sampled):
             found |= entry[key][image % len(entry[key])]

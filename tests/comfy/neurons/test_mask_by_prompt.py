@@ -287,3 +287,23 @@ def test_a_strength_is_that_of_the_mask_on_all_prompts(world):
     whole = world.sample(world.masked(world.mask(FIRST)), FIRST, cfg=1)
     assert torch.allclose(own, everywhere, atol=1e-5)
     assert not torch.allclose(own, whole, atol=1e-2)
+
+
+@pytest.mark.parametrize("first", ["mask", "variety"])
+def test_a_prompt_is_known_behind_and_before_seed_variety(app, world, first):
+    """Noise on the embedding makes it no other prompt, whichever node comes first."""
+
+    def varied(model):
+        settings = {"method": "annealed", "noise_scale": 0.5, "tau1": 0.05, "tau2": 0.9, "seed": 3}
+        return app.run("GBX_SeedVariety", model=model, **settings)[0]
+
+    def own(model=None):
+        return world.masked(world.union, model, masked_prompts="own")
+
+    both = varied(own()) if first == "mask" else own(varied(world.model))
+    of_prompt = varied(world.masked(world.mask(FIRST)))
+    assert torch.allclose(
+        world.sample(both, FIRST, cfg=1.0), world.sample(of_prompt, FIRST, cfg=1.0), atol=1e-5
+    )
+    untouched = world.sample(varied(world.model), FIRST, cfg=1.0)
+    assert not torch.allclose(world.sample(both, FIRST, cfg=1.0), untouched, atol=1e-2)
