@@ -74,13 +74,16 @@ def wired_sliders(
     number; a name that is taken gets a number.
     """
     sliders: list[SliderFile] = []
-    taken: dict[str, int] = {}
+    taken: set[str] = set()
+    numbers: dict[str, int] = {}
     for path in paths:
         labels = labels_of(read_metadata(path))
-        name = _COUNTER.sub("", short_name(path.name)) if labels is None else labels.slug
-        taken[name] = taken.get(name, 0) + 1
-        if taken[name] > 1:
-            name = f"{name}_{taken[name]}"
+        wanted = _COUNTER.sub("", short_name(path.name)) if labels is None else labels.slug
+        name = wanted
+        while name in taken:
+            numbers[wanted] = numbers.get(wanted, 1) + 1
+            name = f"{wanted}_{numbers[wanted]}"
+        taken.add(name)
         sliders.append(SliderFile(name=name, path=path, labels=labels))
     return sliders
 

@@ -5,10 +5,11 @@ concepts one a line (Concept Sliders, arXiv 2311.12092, section 4.1).
 from __future__ import annotations
 
 import json
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import zip_longest
+from itertools import takewhile, zip_longest
 
 _LONGEST_SLUG = 40
 _LONGEST_LABEL = 80
@@ -52,8 +53,12 @@ def parse_sliders(increase: str, decrease: str) -> list[SliderPhrases]:
 
     Raises ValueError without any phrase, and for more lines of ``decrease`` than of ``increase``.
     """
-    first = [line.strip() for line in increase.strip().splitlines()]
+    first = [line.strip() for line in increase.rstrip().splitlines()]
     second = [line.strip() for line in decrease.rstrip().splitlines()]
+    # Empty lines above the first phrase are no sliders; empty partners go with them.
+    above = len(list(takewhile(operator.not_, first)))
+    of_partners = len(list(takewhile(operator.not_, second[:above])))
+    first, second = first[above:], second[of_partners:]
     if not any(first):
         raise ValueError(
             "There is no phrase: write into increase what strength 1 shall move towards, such as "

@@ -104,3 +104,13 @@ def test_wired_sliders_are_named_by_their_phrase_or_their_file():
         "decrease": "shaven",
     }
     assert outlines[1] == {"name": "b"}
+
+
+def test_names_of_wired_sliders_are_all_different():
+    """A number that a phrase of its own ends with is not given a second time."""
+    headers = [
+        SliderPhrases(increase=text, decrease="").header() for text in ("old", "old", "old 2")
+    ]
+    paths = [Path(f"{number}.safetensors") for number in range(len(headers))]
+    sliders = wired_sliders(paths, dict(zip(paths, headers, strict=True)).get)
+    assert [slider.name for slider in sliders] == ["old", "old_2", "old_2_2"]

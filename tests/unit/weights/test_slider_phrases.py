@@ -92,3 +92,13 @@ def test_labels_of_a_file():
     assert SliderPhrases(increase="???", decrease="").slug == "slider"
     assert SliderPhrases(increase="", decrease="").name == "slider"
     assert len(SliderPhrases(increase="x" * 300, decrease="").slug) == 40
+
+
+@pytest.mark.parametrize("decrease", ["young\n\nbald", "\nyoung\n\nbald", "\n\nyoung\n\nbald"])
+def test_empty_lines_above_keep_the_pairs(decrease):
+    sliders = parse_sliders("\n\nold\nbeard\nhair", decrease)
+    assert [slider.decrease for slider in sliders] == ["young", "", "bald"]
+
+
+def test_an_empty_partner_of_the_first_slider_stays():
+    assert [slider.decrease for slider in parse_sliders("old\nhair", "\nbald")] == ["", "bald"]
