@@ -9,9 +9,10 @@ Activation Steering at several strengths, the words in the prompt, and there wit
 read as in the image of the same noise without the edit; "as named": the fraction of what the
 caption names that is read. All are means over four noise seeds a caption. Curves are compared with
 the prompt where as much is kept, and a way chosen on half of the captions is judged on the other
-half. The four attributes are also trained with the node's default inputs, and with these at the
-rate that its help names for the demo. The six phrases are also tried inside the learned space, on
-members and beside the prompt there; the four attributes are in `matched` and `matched_seeds`.
+half. The four attributes are also trained with the node's default inputs, whose base prompt is one
+word, and with these for 60 steps at the rate that the help names for the demo. The six phrases are
+also tried inside the learned space, on members and beside the prompt there; the four attributes are
+in `matched` and `matched_seeds`.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ STEPS, CFG = 12, 3.0
 STRENGTHS = {
     "slider": (0.5, 1.0, 1.5, 2.0),
     "defaults": (1.0, 2.0),
-    "defaults at rate .01": (1.0, 2.0),
+    "one prompt": (1.0, 2.0),
     "edit by words": (0.5, 1.0, 1.5),
     "steering": (0.5, 1.0),
     "prompt at weight": (0.8, 1.3),
@@ -69,14 +70,11 @@ TRAINING = phrases.SETTINGS | {
     "images": 12,
     "seed": 0,
 }
-#: Of the node's defaults, what is changed: nothing is previewed or written to files.
+_NO_FILES = {"preview_interval": 0, "filename_prefix": ""}
+#: What is changed of the node's defaults: their rate is the paper's, for large models.
 DEFAULTS = {
-    "defaults": {"preview_interval": 0, "filename_prefix": ""},
-    "defaults at rate .01": {
-        "preview_interval": 0,
-        "filename_prefix": "",
-        "learning_rate": TRAINING["learning_rate"],
-    },
+    "defaults": _NO_FILES,
+    "one prompt": _NO_FILES | {"steps": 60, "learning_rate": TRAINING["learning_rate"]},
 }
 #: Captions of so many other scenes are a slider's base prompts.
 BASE_PROMPTS = 12
