@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import comfy.model_management
@@ -16,7 +15,7 @@ from ..host.latent_shapes import join, matching_channels, split, with_silence
 from ..host.progress import Progress, check_stop
 from ..host.step_caches import without_step_caches
 from .flow_edit import follow_difference
-from .image_to_noise_comfy import check_encoded
+from .image_to_noise_comfy import check_encoded, check_levels
 from .noise_objects_comfy import SeededNoise
 
 if TYPE_CHECKING:
@@ -41,12 +40,7 @@ def edit(
     do not fall or reach 0 before the last.
     """
     check_encoded(latent)
-    levels = sigmas.tolist()
-    if any(upper <= max(lower, 0.0) for upper, lower in pairwise(levels)):
-        raise ValueError(
-            "The noise levels must fall, and only the last may be 0: connect the sigmas of a "
-            "scheduler, without Flip Sigmas."
-        )
+    check_levels(sigmas)
     given = matching_channels(latent["samples"], patcher)
     samples = with_silence(given, patcher)
     mask = latent.get("noise_mask")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import comfy.model_management
@@ -55,6 +56,15 @@ def check_encoded(latent: dict) -> None:
         )
 
 
+def check_levels(sigmas: torch.Tensor) -> None:
+    """Raise ValueError for noise levels that rise, or reach 0 before the last."""
+    if any(upper < lower or upper <= 0 for upper, lower in pairwise(sigmas.tolist())):
+        raise ValueError(
+            "The noise levels must fall, and only the last may be 0: connect the sigmas of a "
+            "scheduler, without Flip Sigmas."
+        )
+
+
 class FoundNoise:
     """NOISE that was found for a LATENT, in its shape."""
 
@@ -96,7 +106,7 @@ def find(
 ) -> Found:
     """Follow a LATENT upward through ``sigmas`` with one prompt, without CFG.
 
-    Raises ValueError for a LATENT of several parts, and for an empty one.
+    Raises ValueError for a LATENT of several parts, an empty one, and levels that do not fall.
     """
     samples = latent["samples"]
     if getattr(samples, "is_nested", False):
@@ -104,6 +114,7 @@ def find(
             "Latents of several parts (video with sound) are not supported: use images or video."
         )
     check_encoded(latent)
+    check_levels(sigmas)
     samples = matching_channels(samples, patcher)
     guider = comfy.samplers.CFGGuider(without_step_caches(patcher))
     guider.inner_set_conds({"positive": positive})

@@ -95,9 +95,9 @@ def _training_inputs() -> list[io.Input]:
             "steps",
             300,
             (1, 1_000_000),
-            "Training steps (Adam). At the default rate 300 move the weights as far as 1,000 of the "
-            "official code, whose alpha is a quarter of the rank. The demo model takes 40 to 100 "
-            "at 0.01.",
+            "Training steps (Adam). At the default rate 300 move the weights as far as 1,000 of "
+            "the official code, whose alpha is a quarter of the rank. The demo model takes 40 to "
+            "100 at 0.01.",
         ),
         float_input(
             "learning_rate",

@@ -219,3 +219,9 @@ def test_caches_of_steps_leave_no_call_out(app, demo, node):
     cached = app.run(node, model=demo[0], verbose=False, **caching)[0]
     by_cached = found(app, (cached, *demo[1:]), steps=16)
     assert torch.equal(by_cached[0]["samples"], found(app, demo, steps=16)[0]["samples"])
+
+
+def test_rising_levels_are_one_sentence(app, demo):
+    levels = app.run("BasicScheduler", model=demo[0], scheduler="normal", steps=6, denoise=0.6)[0]
+    with pytest.raises(ValueError, match="The noise levels must fall, and only the last may be 0"):
+        found(app, demo, sigmas=levels.flip(0))
