@@ -91,6 +91,7 @@ class _TwoPrompts(comfy.samplers.CFGGuider):
                 "source": prompts["source"],
             }
         )
+        self.conds: dict[str, list] = {}
         self._cfg = dict(zip(("source", "target"), cfg, strict=True))
         self._sides: dict[str, dict[str, list]] = {}
         self._shapes: dict[str, Any] = {}
