@@ -314,7 +314,7 @@ class Session:
 
 
 def _counting_rows(executor: WrapperExecutor, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """A call of the network, whose layers are told how many rows it has."""
+    """A call of the network, whose layers then know how many rows it has."""
     parts = x if isinstance(x, list | tuple) else [x]
     with calling(len(parts[0])):
         return executor(x, *args, **kwargs)
