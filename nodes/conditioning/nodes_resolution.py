@@ -273,8 +273,9 @@ class PositionalResample(io.ComfyNode):
                     0.5,
                     (0.0, 1.0, 0.01),
                     "U-Nets: inner features stay at their training size up to this fraction of "
-                    "sampling. 0 changes nothing; higher leaves fewer repeated objects and less "
-                    "detail.",
+                    "the model's own schedule; a connected latent raises the noise, so that it is "
+                    "later in the run. 0 changes nothing; higher leaves fewer repeated objects "
+                    "and less detail.",
                 ),
                 io.Latent.Input(
                     "latent",
@@ -372,8 +373,8 @@ def _with_features(model: ModelPatcher, base: int, end_percent: float) -> tuple[
     end = sigmas_of(model, 0, end_percent)[1]
     report = (
         f"Inner features at the size of {base} pixels per side for the first {100 * end_percent:g} "
-        f"% of sampling (sigma {end:.4g} and more): divided by 1.5 at {base * 3 // 2} pixels, by 2 "
-        f"at {base * 2}."
+        f"% of the model's own schedule (sigma {end:.4g} and more): divided by 1.5 at "
+        f"{base * 3 // 2} pixels, by 2 at {base * 2}."
     )
     return feature_downscale_comfy.with_downscaled_features(model, base, end), report
 
