@@ -289,8 +289,6 @@ def _numbers(rows: slice | torch.Tensor | None, of: int) -> Sequence[int]:
 
 
 _subset: RowSubset | None = None
-#: Rows of the network's call under way, where they are known.
-_rows: int | None = None
 
 
 def evaluating_again(rows: RowSubset) -> AbstractContextManager[None]:
@@ -316,28 +314,14 @@ def evaluated_again() -> RowSubset | None:
     return _subset
 
 
-@contextmanager
-def calling(rows: int) -> Iterator[None]:
-    """Within: the network is called with so many rows."""
-    global _rows
-    before = _rows
-    _rows = rows
-    try:
-        yield
-    finally:
-        _rows = before
-
-
 def rows_in_call(values: torch.Tensor, count: int) -> torch.Tensor:
     """A value for each of the ``count`` rows of a tensor inside the network, from one for each row
     of a batch.
 
     A multiple of the rows holds them again, as both sides of CFG do. Raises ValueError for a tensor
-    of other rows, among them one whose rows are no longer those that the network was called with:
-    tokens, or frames of a video.
+    of other rows.
     """
-    others = count % len(values) or _rows not in (None, count)
-    if others and _subset is None:
+    if count % len(values) and _subset is None:
         raise ValueError(
             f"A layer of the network has {count} rows for {len(values)} images, and it is unknown "
             "which are whose: name other layers."

@@ -45,9 +45,8 @@ LABELED = {
 }
 STRENGTHS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 MEMBERS, QUICK = 16, 3
-#: The first workflow's member: of 127 without glasses at random the one whose eyes the judge reads
-#: most surely as requested, if all sliders act. So many others it is compared with; its prompt.
-FRONT = "person_0141"
+#: The first workflow's member, and so many others that it is compared with, its prompt and noise.
+FRONT = "person_0001"
 CANDIDATES, PROMPT, SEED_OF_NOISE = 8, "blue hoodie, smiling, open eyes, plain green background", 5
 SIDECAR = ASSET.with_suffix(".sliders.json")
 UNITS = {

@@ -59,7 +59,7 @@ class Session:
     def rows_at_once(self, count: int, shape, *, gradients: bool = True) -> int:
         return count  # rows of 24 x 16 x 16 fit any machine
 
-    def denoised(self, noised, sigmas, rows):
+    def denoised(self, noised, sigmas, rows, images=None):
         contexts = self._contexts.flatten(0, 1)[rows].float().to(self.device)
         scaled = self.sampling.calculate_input(sigmas, noised)
         answer = self._trainer.predict(scaled, self.sampling.timestep(sigmas).float(), contexts)

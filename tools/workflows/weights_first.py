@@ -9,7 +9,8 @@ from .front import for_generating, labeled, prepare, shape_of, show
 from .sampling import sample
 from .weights import GUIDED, PAPER, PROMPT, SAMPLER, SPACE, STEPS, sampled
 
-#: All thirteen sliders show on this member at 1: `run.py study weights gradual`.
+#: Of 127 members without glasses the one whose eyes the judge reads most surely as requested, among
+#: those on whom all thirteen sliders act at 1, as `acting` in studies/weights/gradual.py reads it.
 FRONT = "person_0141"
 #: W2W Edit with its sliders live.
 _LIVE = {"node_properties": {"glassbox_live": True}, "node_size": (360, 760)}

@@ -27,9 +27,7 @@ import comfy.sampler_helpers
 import comfy.samplers
 import comfy.utils
 import torch
-from comfy.patcher_extension import WrapperExecutor, WrappersMP
 
-from ...common.network_call import calling
 from ..evaluate import takes_batches
 from ..hooks import refuse_compiled, refuse_lost_gradients
 from ..latent_shapes import join, matching_channels, silence, split
@@ -50,9 +48,6 @@ _WITH_GRADIENTS = 24.0
 _CHECKPOINTED = 6.0
 #: Margin of a row without gradients.
 _WITHOUT_GRADIENTS = 1.5
-
-#: Key of the wrapper that counts a call's rows.
-_ROWS = "glassbox_rows"
 
 # With one of these a CONDITIONING cannot share an evaluation with others.
 _ALONE = ("area", "mask", "control", "gligen", "hooks")
@@ -313,13 +308,6 @@ class Session:
             _thread.prepares_conditions = False
 
 
-def _counting_rows(executor: WrapperExecutor, x: Any, *args: Any, **kwargs: Any) -> Any:
-    """A call of the network, whose layers then know how many rows it has."""
-    parts = x if isinstance(x, list | tuple) else [x]
-    with calling(len(parts[0])):
-        return executor(x, *args, **kwargs)
-
-
 _thread = threading.local()
 
 
@@ -362,7 +350,6 @@ def run(
     refuse_compiled(patcher)
     with torch.inference_mode(False), torch.enable_grad():
         clone = _plain_clone(without_step_caches(patcher))
-        clone.add_wrapper_with_key(WrappersMP.DIFFUSION_MODEL, _ROWS, _counting_rows)
         refuse_lost_gradients(clone)
         clone.set_model_compute_dtype(dtype)
         weights = [LayerWeights(clone, functions)]

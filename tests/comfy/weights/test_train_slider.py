@@ -36,34 +36,6 @@ CHOICES = {
     "checkpoint_interval": 2,
 }
 SIDE = 8
-_COSMOS = {
-    "image_model": "cosmos",
-    "max_img_h": 240,
-    "max_img_w": 240,
-    "max_frames": 128,
-    "in_channels": 16,
-    "out_channels": 16,
-    "patch_spatial": 2,
-    "patch_temporal": 1,
-    "model_channels": 128,
-    "block_config": "FA-CA-MLP",
-    "concat_padding_mask": True,
-    "pos_emb_cls": "rope3d",
-    "pos_emb_learnable": False,
-    "pos_emb_interpolation": "crop",
-    "block_x_format": "THWBD",
-    "affline_emb_norm": True,
-    "use_adaln_lora": True,
-    "adaln_lora_dim": 16,
-    "num_blocks": 2,
-    "num_heads": 2,
-    "extra_per_block_abs_pos_emb": True,
-    "rope_h_extrapolation_ratio": 1.0,
-    "rope_w_extrapolation_ratio": 1.0,
-    "rope_t_extrapolation_ratio": 2.0,
-    "extra_per_block_abs_pos_emb_type": "learnable",
-    "crossattn_emb_channels": 24,
-}
 _MEMBER = {
     "seed": 1,
     "count": 1,
@@ -422,34 +394,3 @@ def test_each_row_hears_the_sound_of_its_image(app):
     rows = training.rows(session, training.draw(0))
     assert len(set(rows.images)) > 1
     torch.testing.assert_close(rows.targets[:4], rows.targets[4:])
-
-
-def test_layers_whose_rows_are_tokens_are_refused(app):
-    """Cosmos has its tokens before the rows of the batch: repeated changes would mix images."""
-    import comfy.supported_models
-
-    half = app.module("nodes.weights.slider_training_comfy")
-    learned = app.module("nodes.weights.learned_space_comfy")
-    sliders = app.module("nodes.weights.slider_training")
-    trainer = app.module("nodes.host.training.trainer")
-    with torch.inference_mode(False), torch.no_grad():
-        config = comfy.supported_models.CosmosT2V(_COSMOS)
-        patcher = reduced._model(config, torch.Generator().manual_seed(0))
-        text = torch.randn(1, 8, 24, generator=torch.Generator().manual_seed(1))
-        video = torch.randn(1, 16, 2, 8, 8, generator=torch.Generator().manual_seed(2))
-    layers = half.trained_layers(patcher, "to_q, to_v")
-    layout, _ = learned.layout_of(patcher, layers, 2)
-    with torch.inference_mode(False):
-        factors = sliders.SliderFactors(layout, 1, 0, "cpu")
-
-        def work(session):
-            latents = torch.cat(session.latents * 2)
-            factors.select([0, 0], [1.0, -1.0])
-            with torch.no_grad():
-                session.denoised(latents, torch.ones(2), [0, 0])
-
-        with (
-            learned.changed(layers, factors),
-            pytest.raises(ValueError, match="it is unknown which are whose: name other layers"),
-        ):
-            trainer.run(patcher, {}, [video], [[[text, {}]]], work, dtype=torch.float32)

@@ -75,7 +75,7 @@ class Session:
         assert shape == self.latents[0].shape[1:]
         return min(count, self.most)
 
-    def denoised(self, noised, sigmas, rows):
+    def denoised(self, noised, sigmas, rows, images=None):
         self.calls.append((noised.detach().clone(), sigmas.clone(), list(rows)))
         x = (noised + self.contexts[rows][:, :, None]).mT
         hidden = self.changed(0, x, self.weights[0])
