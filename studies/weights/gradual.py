@@ -45,7 +45,7 @@ LABELED = {
 }
 STRENGTHS = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 MEMBERS, QUICK = 16, 3
-#: The first workflow's member, and so many others that it is compared with, its prompt and noise.
+#: A member and so many others, with the first workflow's prompt and noise.
 FRONT = "person_0001"
 CANDIDATES, PROMPT, SEED_OF_NOISE = 8, "blue hoodie, smiling, open eyes, plain green background", 5
 SIDECAR = ASSET.with_suffix(".sliders.json")
